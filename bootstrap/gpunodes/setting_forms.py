@@ -90,6 +90,11 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         _text(r"1\.\d+(\.\d+)?"),
     ),
     (
+        "gpunodes_containerd_version",
+        'a minor or an exact version, such as "2.1" or "2.1.4"',
+        _text(r"\d{1,3}\.\d{1,3}(\.\d{1,3})?"),
+    ),
+    (
         "gpunodes_control_plane_endpoint",
         f"HOST:PORT, such as api.example:6443{_ONLY_IPV4}",
         _text(r"[A-Za-z0-9.-]+(:\d{1,5})?"),

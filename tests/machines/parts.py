@@ -44,7 +44,7 @@ PARTS: Mapping[str, Part] = {
     "repair": Part(30, ("test_repair.py",)),
     "cluster": Part(35, ("test_cluster.py", "test_up.py")),
     "commands": Part(30, ("test_repair_commands.py",)),
-    "gpu": Part(38, ("test_gpu.py",)),
+    "gpu": Part(36, ("test_gpu.py",)),
     "power": Part(38, ("test_repair_power.py",)),
     "docker": Part(34, ("test_docker.py", "test_gpu_alone.py")),
     "leave": Part(32, ("test_leave.py",)),
@@ -57,7 +57,7 @@ PARTS: Mapping[str, Part] = {
     "backup": Part(38, ("test_backup.py",)),
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "upgrade": Part(38, ("test_upgrade.py",)),
-    "control-planes": Part(39, ("test_control_planes.py",)),
+    "control-planes": Part(36, ("test_control_planes.py",)),
 }
 SLOW: Mapping[str, Part] = {"three-control-planes": Part(90, ("test_three_control_planes.py",))}
 """Parts that never have their turn: they need KVM, or more than two processors. The nightly workflow runs them."""

@@ -65,3 +65,29 @@ def test_a_driver_that_needs_a_reboot_is_the_failure_of_a_stand_in_machine(fleet
     output = stage(fleet, "gpu_upgrade.yml", "apply")
     assert "a reboot is required: allow it" in output
     assert not fleet.ran
+
+
+@pytest.mark.parametrize("tags", ["prepare", "apply", "undo"])
+def test_a_stage_of_a_runtime_upgrade_of_a_stand_in_machine(fleet: Machines, tags: str) -> None:
+    fleet.answer("worker-1", "runtime_upgrade", {"version": ATTACKS[1], "actions": [ATTACKS[1]], "changed": True})
+    output = stage(fleet, "runtime_upgrade.yml", tags)
+    assert asked(fleet) == {"runtime_upgrade"}, output
+    assert "failed=0" in output
+    assert not fleet.ran
+
+
+def test_what_a_stand_in_machine_reports_of_its_runtime_is_passed_on_as_data(fleet: Machines) -> None:
+    fleet.answer("worker-1", "runtime_upgrade", {"version": ATTACKS[1], "actions": [], "changed": False})
+    fleet.answer("control-1", "node_upgraded", {"version": ATTACKS[1], "changed": False})
+    stage(fleet, "runtime_upgrade.yml", "verify")
+    assert "control-1/node_upgraded" in {*fleet.asked}
+    assert not fleet.ran
+
+
+@pytest.mark.parametrize(("tag", "module"), [("pending", "addon_pending"), ("addons", "addon_upgrade")])
+def test_the_add_ons_are_read_and_updated_on_one_control_plane(fleet: Machines, tag: str, module: str) -> None:
+    fleet.answer("control-1", module, {"addons": ATTACKS[1], "objects": [ATTACKS[1]], "changed": True})
+    output = " ".join(playbook(fleet, "addons.yml", "--limit", "control-1", "--tags", tag).split())
+    assert [each for each in fleet.asked if each.endswith(module)] == [f"control-1/{module}"] * 2
+    assert "failed=0" in output
+    assert not fleet.ran

@@ -19,7 +19,19 @@ from typing import Any
 import pytest
 import yaml
 from gpunodes import cli, kubeconfig
-from gpunodes.cli import certs, endpoint, etcd, gpu, maintenance, operating_system, provision, rollout, upgrade
+from gpunodes.cli import (
+    addons,
+    certs,
+    endpoint,
+    etcd,
+    gpu,
+    maintenance,
+    operating_system,
+    provision,
+    rollout,
+    runtime,
+    upgrade,
+)
 from gpunodes.cli.gpu import upgrade as gpu_upgrade
 from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
@@ -38,6 +50,7 @@ PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_dri
 """The parts that the machines report as pending."""
 ACTING = (
     "certificates_renewed",
+    "control_plane_settings",
     "docker_images",
     "etcd_restored",
     "etcd_stopped",
@@ -82,6 +95,12 @@ def certificates(shown: str = SHOWN) -> list[dict[str, Any]]:
     return [{**own, "not_after": end, "renewal": "renew"} for end in (None, -(1 << 62), 0, 1 << 62)]
 
 
+def drift(shown: str = SHOWN) -> dict[str, Any]:
+    """Differences of which every free text is an attack."""
+    one = {"component": shown, "name": shown, "running": shown, "wanted": None, "kind": "foreign"}
+    return {"managed": True, "problem": "", "unverified": True, "left_out": 1, "differences": [one]}
+
+
 def cluster(shown: str = SHOWN) -> dict[str, Any]:
     made = cluster_report({name: NUMBERS[name] for name in ("control-1", "worker-2")})
     made["certificates"] = certificates(shown)
@@ -105,6 +124,7 @@ UPGRADE: dict[str, Any] = {
     "cluster": None,
 }
 """A result of upgrade_facts, without its free text."""
+ADDON: dict[str, Any] = {"name": "kube-flannel-ds", "wanted": ["flannel:v2"], "running": {"flannel:v1": 3}}
 
 
 def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
@@ -130,6 +150,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "cluster_info": {"cluster": cluster(shown)},
         "certificate_ends": {"certificates": certificates(shown)},
         "etcd_members": {"etcd": {"problem": shown, "members": []}},
+        "control_plane_drift": {"control_plane_drift": drift(shown)},
         "host_diff": {
             "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
@@ -137,6 +158,8 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "host": {"actions": list(ATTACKS), "versions": {"kubeadm": ATTACKS[1]}, "reboot": "", "changed": True},
         **{module: {"actions": list(ATTACKS), "notes": list(ATTACKS)} for module in ACTING},
         "join_token": {"token": ATTACKS[1]},
+        "addon_pending": {"addons": [{**ADDON, "changes": [shown], "behind": [shown]}]},
+        "runtime_pending": {"runtime_pending": {"packages": [], "changes": [shown]}},
         "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
         "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},
@@ -283,9 +306,12 @@ _PREPARE = "host_diff host kube_objects "
 _VERIFY = "gpu_verify gpu_served node_pools "
 # Each playbook's exit code with these machines, and its modules.
 WALKS = {
+    "addons.yml": (0, "cluster_info"),
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
+    "control_plane_settings.yml": (0, "control_plane_settings"),
     "controller.yml": (0, ""),
+    "drift.yml": (0, "control_plane_drift"),
     "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
     "etcd_restore.yml": (0, _FACTS + "etcd_stopped etcd_restored"),
     "facts.yml": (0, _FACTS),
@@ -310,7 +336,9 @@ WALKS = {
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
-    "status.yml": (0, "cluster_info etcd_members"),
+    "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
+    "runtime_upgrade.yml": (0, _FACTS),
+    "status.yml": (0, "cluster_info control_plane_drift etcd_members"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
     "upgrade_facts.yml": (0, "upgrade_facts"),
@@ -607,6 +635,8 @@ COMMANDS = {
     "gpu plan": "",
     "upgrade plan 1.37": SHOWN,
     "os plan worker-1": "",
+    "runtime plan worker-2": SHOWN,
+    "addons plan": SHOWN,
     "gpu upgrade plan worker-1 --driver 580": "",
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
@@ -641,6 +671,9 @@ ELSEWHERE = {
     "endpoint set": "its playbook is walked above",
     "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
     "os upgrade": "as gpu upgrade start",
+    "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
+    "runtime upgrade": "as gpu upgrade start",
+    "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",
     "rollout status": "as rollout abandon",
@@ -662,6 +695,7 @@ def test_every_command_is_walked() -> None:
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
+    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}

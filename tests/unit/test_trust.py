@@ -149,6 +149,7 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         ("gpu_driver", "ansible.builtin.reboot"),
         # Their stages are files of theirs, imported when the playbook is read, and selected by tags.
         *((role, word) for role in ("gpu_upgrade", "os_upgrade") for word in ("ansible.builtin.import_tasks", "tags")),
+        *(("runtime_upgrade", word) for word in ("ansible.builtin.import_tasks", "tags")),
         *((role, "ansible.builtin.reboot") for role in ("gpu_upgrade", "os_upgrade")),
         # Over names of the inventory; what the nodes report among the rules is parsed as addresses below.
         *((role, word) for role in ("firewall", "endpoint") for word in ("loop", "loop_control")),

@@ -38,6 +38,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
         "os": "Upgrade the operating systems of nodes, and show what is pending.",
+        "addons": "Update the network add-on and the device plugin.",
+        "runtime": "Upgrade container runtimes and container toolkits, and show what is pending.",
     },
     "GPUs": {
         "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
@@ -47,7 +49,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "health": "Check GPU machines: state, action and evidence.",
         "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
         "maintenance": "Keep repairs and new pods away from machines that people work on.",
-        "rollout": "Follow, continue or abandon the work that is rolled out node by node.",
+        "rollout": "Apply settings, and follow, continue or abandon the work that is rolled out node by node.",
         "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
         "power": "Show a machine's power state, switch it through its BMC, or change the BMC's password.",
         "history": "Show the recorded verdicts, repairs and burn-ins of one machine, or of all.",

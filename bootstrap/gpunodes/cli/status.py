@@ -11,7 +11,7 @@ from gpunodes.cli import common
 from gpunodes.errors import ExitCode
 from gpunodes.model import printable
 from gpunodes.operations import checked, status
-from gpunodes.views import document, text
+from gpunodes.views import document, drift, text
 
 
 @click.command()
@@ -21,7 +21,8 @@ def command(inventory_path: Path, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
     Machines of the group gpu_hosts are listed too; they are not meant to be nodes. A control plane that does not
-    respond, while another one does, is a warning. Exit code 3 when a node is not ready.
+    respond, while another one does, is a warning. How control planes differ from their settings is listed, too;
+    `gpunodes rollout apply` applies the settings. Exit code 3 when a node is not ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
@@ -57,6 +58,7 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
         f"Kubernetes {found.version} at {found.endpoint}{_holders(found)}",
         text.table(rows, columns),
         _etcd(found, columns),
+        drift.lines(found.drift, columns),
         "\n".join(printable(f"warning: {warning}") for warning in found.warnings),
     ]
     return "\n\n".join(part.rstrip() for part in parts if part)

@@ -93,6 +93,12 @@ CONTROL_PLANE = Phase(
     "kubeadm init; nothing if the control plane already runs.",
     only=(Only.CONTROL_PLANE,),
 )
+DRIFT = Phase(
+    CONTROL_PLANE.name,
+    "Compare the control plane with its settings",
+    "The same role reads how a control plane that exists differs from its settings.",
+    only=(Only.CONTROL_PLANES,),
+)
 MEMBER = Phase(
     "member",
     "Check the member of etcd",
@@ -168,6 +174,11 @@ ETCD_RESTORED = Phase(
     only=(Only.CONTROL_PLANE,),
 )
 OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
+RUNTIME_PENDING = Phase(
+    "runtime_pending",
+    "Read the container runtime",
+    "Compare the packages of the container runtime and the container toolkit with those in the package sources.",
+)
 STATUS = Phase("status", "Read the cluster", "Query the control plane for its nodes.")
 UPGRADE_FACTS = Phase(
     "upgrade_facts",
@@ -217,9 +228,18 @@ LONG_TASKS = {
     "Test NCCL between the nodes": "waiting for pods that use all GPUs",
     "Stop the control plane": "waiting for its static pods to end",
     "Restore etcd": "restoring the snapshot, waiting for the control plane",
+    "Bring the control plane to its settings": "restarting static pods one at a time",
     "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",
     "Download the packages and pull the images": "downloading packages, pulling images",
+    "Read what an upgrade of the container runtime would do": "fetching lists",
+    "Download the packages of the runtime, and keep the installed ones": "downloading packages",
+    "Replace the container runtime and the container toolkit": _PACKAGES,
+    "Put the old packages of the runtime back": _PACKAGES,
+    "Wait until the node reports the runtime": "waiting for the node and its pods",
+    "Wait until the node reports the old runtime": "waiting for the node and its pods",
+    "Update the network add-on": "waiting for its pods on all nodes",
+    "Update the device plugin": "waiting for its pods on all nodes",
     "Upgrade the control plane": "waiting for the new static pods",
     "Upgrade the kubelet": "installing packages",
     "Verify that the node was upgraded": "waiting for the node and its pods",

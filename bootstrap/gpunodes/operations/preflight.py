@@ -17,10 +17,11 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
 from gpunodes.operations import claims, phases
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, endpoint, gpu, networks, preflight, reports, versions
+from gpunodes.planner import certificates, drift, endpoint, gpu, networks, preflight, reports, versions
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
 from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
+from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
 PHASES = (phases.PREFLIGHT,)
 
@@ -48,6 +49,8 @@ class Inspection:
     """Control planes that do not respond, while another one does."""
     controls: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of ``control_planes.given`` that the inventory and the cluster determine."""
+    differing: Sequence[drift.MachineDrift] = ()
+    """How the control planes differ from their settings, if that was read."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -87,13 +90,15 @@ def inspect(
     *,
     sources: bool = True,
     without_cluster: bool = False,
+    compares: bool = False,
     choice: control_planes.Choice | None = None,
 ) -> Inspection:
     """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
-    report the GPUs that copies of their disks will find. ``choice``: the control plane, if one is chosen. Raises
-    GpunodesError if Ansible fails on the controller.
+    report the GPUs that copies of their disks will find. ``compares``: control planes among the machines are compared
+    with their settings. ``choice``: the control plane, if one is chosen. Raises GpunodesError if Ansible fails on the
+    controller.
     """
     warnings: Sequence[PreflightFinding] = ()
     if choice is None and not without_cluster and inventory.controls_of(machines):
@@ -113,7 +118,7 @@ def inspect(
         inventory,
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
-        variables={**variables, "facts_wanted": wanted},
+        variables={**variables, "facts_wanted": wanted, "facts_drift": compares},
         control=control.name if control else "",
     )
     ended = runner.run(play, folder, tracker.on_event)
@@ -132,11 +137,13 @@ def inspect(
         again = folder / "again"
         again.mkdir(mode=0o700)
         newer = {**variables, "gpunodes_kubernetes_version": own}
-        return replace(inspect(inventory, machines, again, view, newer, choice=choice), warnings=warnings)
+        newer_seen = inspect(inventory, machines, again, view, newer, choice=choice, compares=compares)
+        return replace(newer_seen, warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
     controls = _controls(inventory, control, variables, cluster)
-    return replace(found, choice=choice, warnings=warnings, controls=controls)
+    differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
+    return replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
 
 
 def _controls(
@@ -180,6 +187,7 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         endpoint=endpoint.settings_of(resolved),
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
+        containerd=str(resolved[CONTAINERD]),
         address=machine.address,
         node_address=str(resolved[ADDRESS]),
     )
@@ -213,7 +221,7 @@ def judge(
     requirements = requirements_of(
         seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, control_planes=controls
     )
-    findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements)]
+    findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements), *drift.findings(seen.differing)]
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
@@ -252,7 +260,7 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubern
     version = requested_version(inventory, kubernetes, machines)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
-    seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})
+    seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version}, compares=True)
     findings = judge(seen, version)
     view.findings(findings)
     unreachable = {candidate.name for candidate in seen.candidates if candidate.facts is None}

@@ -116,6 +116,7 @@ def carry_out(
                 view,
                 variables,
                 without_cluster=operation.without_cluster,
+                compares=operation.joins,
                 choice=None if operation.without_cluster else choice,
             )
             findings = [*warnings, *_judged(operation, inventory, machines, seen, version, phases)]

@@ -20,6 +20,7 @@ from gpunodes.operations import phases
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import certificates, endpoint, reports
+from gpunodes.planner.drift import MachineDrift, of_report
 from gpunodes.repair import maintenance
 
 PHASES = (phases.STATUS,)
@@ -73,6 +74,8 @@ class ClusterStatus:
     """The address of the setting gpunodes_control_plane_vip, "" for none."""
     holders: Sequence[str] = ()
     """The control planes that have it: one, unless something is wrong."""
+    drift: Sequence[MachineDrift] = ()
+    """How the control planes that respond differ from their settings; none for one that does not differ."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
@@ -88,7 +91,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     control = choice.machine
     vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
     silent = {name for name, _ in choice.failures}
-    asked = [machine for machine in inventory.control_planes() if machine.name not in silent] if vip else [control]
+    asked = [machine for machine in inventory.control_planes() if machine.name not in silent]
     tracker = Tracker(asked, PHASES, view)
     view.begin("status", asked)
     folder = journal.open_run("status")
@@ -119,8 +122,15 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         virtual_address=vip,
         holders=[name for name, answer in held.items() if answer is True],
         etcd_problem=etcd_problem,
+        drift=differing(tracker),
         warnings=[*dead, *(f"{control.name}: {each}" for each in ends)],
     )
+
+
+def differing(tracker: Tracker) -> list[MachineDrift]:
+    """How the control planes differ from their settings, as they reported it."""
+    found = [of_report(name, each) for name, each in tracker.answers.get("control_plane_drift", {}).items()]
+    return [each for each in found if each.differs]
 
 
 def members(report: Mapping[str, Any] | None) -> tuple[Sequence[EtcdMember], str]:

@@ -62,7 +62,7 @@ def off(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool 
     given back. Raises Held if another command works on it.
     """
     control = _control(fleet, machine, report, named=named)
-    bmc = required(machine, control.own_power())
+    bmc = control.own_power()
     limits = time_limits(fleet)
     with connected(fleet, repair_settings(fleet.settings()), "power off") as (cluster, leases):
         if bmc.state() is PowerState.OFF:
@@ -87,7 +87,7 @@ def on(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool =
     Raises as ``off``, and GpunodesError if it is not ready in time: then it stays in maintenance.
     """
     control = _control(fleet, machine, report, named=named)
-    bmc = required(machine, control.own_power())
+    bmc = control.own_power()
     limits = time_limits(fleet)
     with connected(fleet, repair_settings(fleet.settings()), "power on") as (cluster, leases):
         node = _node(fleet, cluster, machine, {})

@@ -17,11 +17,13 @@ _ANSWERS = {
     "settings": ("host_facts",),
     "cluster": ("cluster", "unresponsive"),
     "status": ("cluster", "etcd", "has_virtual_address"),
+    "control_plane": ("control_plane_drift",),
     "certificate_ends": ("certificates",),
     "gpu_machine": ("gpu_levels",),
     "gpu_node": ("gpu_nodes",),
     "burn_in": ("burn_in", "nccl"),
     "os_pending": ("os_pending",),
+    "runtime_pending": ("runtime_pending",),
     "upgrade_facts": ("upgrade_facts",),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet
-from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
-from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Machine, Role, TaskEnded
+from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.model import Machine, Role
+from gpunodes.operations import addons
 from gpunodes.operations.rolling import commands, status, upgrades
 from gpunodes.operations.rolling.context import Report
 from gpunodes.planner.upgrade_model import Part, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.result import RolloutResult
-
-PLAYBOOK = "upgrade.yml"
 
 
 def roll_out(
@@ -44,7 +41,7 @@ def roll_out(
             return results
     remaining = {step.machine for step in plan.steps} - {machine.name for machine in machines}
     if not remaining:
-        _update_addons(inventory, plan.target, report)
+        addons.update(inventory, report)
     return results
 
 
@@ -65,32 +62,3 @@ def check_workers(machines: Sequence[Machine]) -> None:
                 "workers: a control plane does not return to an older version",
                 "restore a backup of etcd: `gpunodes help --page backup`",
             )
-
-
-def _update_addons(inventory: Inventory, target: str, report: Report) -> None:
-    """Bring the network add-on and the device plugin to the versions of this gpunodes."""
-    control = control_planes.choose(inventory).machine
-    report("", "updating the network add-on and the device plugin")
-    failures: list[TaskEnded] = []
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, TaskEnded) and event.outcome.is_failure:
-            failures.append(event)
-
-    play = runner.Play(
-        PLAYBOOK,
-        inventory,
-        [control.name],
-        variables={"upgrade_target": target},
-        control=control.name,
-        tags=["addons"],
-    )
-    ended = runner.run(play, journal.open_run("upgrade"), on_event)
-    if ended.interrupted:
-        raise Interrupted
-    if not ended.ok:
-        raise GpunodesError(
-            f"the add-ons were not updated: {events.cause(failures[0]) if failures else ended.error_text}",
-            "add-ons of the new version",
-            f"run the same command again; the log is {ended.log}",
-        )

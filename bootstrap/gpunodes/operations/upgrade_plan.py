@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpunodes.engine import events, journal, runner
@@ -11,7 +11,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import phases, preflight
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import reports, upgrade, versions
+from gpunodes.planner import drift, reports, upgrade, versions
 from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.shared_identities import own_nodes
 from gpunodes.planner.upgrade_model import Subject, UpgradePlan
@@ -38,7 +38,7 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     folder = journal.open_run("upgrade plan")
     view.begin("upgrade plan", machines)
     # The control plane is queried for its cluster in any case.
-    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
+    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False, compares=True)
     if seen.interrupted:
         raise Interrupted
     if seen.cluster is None:
@@ -47,7 +47,8 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
         raise GpunodesError(f"{finding.machine}: {problem.found}", problem.wanted, problem.remedy)
     upgrade.check_order(wanted, str(seen.cluster["version"]).removeprefix("v"))
     subjects = _read(inventory, machines, seen, wanted, folder, view)
-    return Planned(upgrade.plan(wanted, subjects, seen.cluster), seen)
+    plan = upgrade.plan(wanted, subjects, seen.cluster)
+    return Planned(replace(plan, findings=[*plan.findings, *drift.findings(seen.differing)]), seen)
 
 
 def _read(

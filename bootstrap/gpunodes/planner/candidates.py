@@ -40,6 +40,8 @@ class MachineFacts:
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
     time_service: str = ""
     """Its setting gpunodes_time_service."""
+    containerd: str = ""
+    """Its setting gpunodes_containerd_version."""
 
 
 class Growth(Enum):

@@ -25,6 +25,7 @@ from gpunodes.planner import (
     node_software,
     package_sources,
     proxies,
+    runtime_versions,
     systems,
     time_service,
     versions,
@@ -86,6 +87,8 @@ class Given:
     """The source of keepalived's check of the API server."""
     target: str = ""
     """The exact Kubernetes version that replaces the machine's present one; "" keeps that."""
+    replaces_runtime: bool = False
+    """Whether other versions of the container runtime and the container toolkit are replaced; a node keeps its own."""
 
     @property
     def is_gpu_host(self) -> bool:
@@ -159,27 +162,26 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     ]
     images = of_gpus if given.is_gpu_host else [*of_nodes, *of_gpus]
     through = _proxies(given, address)
+    software = (
+        _gpu_host_wanted(given, runtime)
+        if given.is_gpu_host
+        else _node_wanted(given, plan, version, runtime, socket, images, address)
+    )
+    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
         socket=socket,
         node_address=address,
         images=images,
-        wanted=_through_proxies(
-            through,
-            _gpu_host_wanted(given, runtime)
-            if given.is_gpu_host
-            else _node_wanted(given, plan, version, runtime, socket, images, address),
-        ),
+        wanted=_through_proxies(through, _versioned(given, software)),
         endpoint=_through_proxies(through, keepalived),
         gpu=GpuState(
             gpus=len(plan.gpus),
             expected=plan.expected,
             services=gpu_software.services(plan),
             labels=plan.labels,
-            wanted=_through_proxies(
-                through, gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
-            ),
+            wanted=_through_proxies(through, _versioned(given, of_gpu)),
         ),
         labels={**labels(given.settings, given.groups), **_firewall_label(given)},
         taints=_taints(given.settings, plan),
@@ -210,6 +212,10 @@ def _through_proxies(through: Proxies | None, wanted: Mapping[str, Spec]) -> Map
     """``wanted`` with the machine's proxies."""
     # The credentials stay a placeholder: the desired state is shown and kept.
     return {role: replace(spec, proxies=through) for role, spec in wanted.items()} if through else wanted
+
+
+def _versioned(given: Given, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
+    return runtime_versions.chosen(wanted, given.facts, replaces=given.replaces_runtime)
 
 
 def _proxies(given: Given, address: str) -> Proxies | None:
@@ -329,6 +335,7 @@ def _node_wanted(
             sandbox,
             given.settings["gpunodes_image_mirrors"],
             community=community,
+            version=runtime_versions.pattern(str(given.settings[runtime_versions.SETTING])),
             images=[] if with_docker else [*([proxy] if exact else ()), *images],
         ),
         "kubernetes": node_software.kubernetes(

@@ -121,8 +121,9 @@ def containerd(
     images: Sequence[str],
     *,
     community: bool,
+    version: str = "",
 ) -> Spec:
-    """containerd 1.7 or 2.x: containerd.io with ``community``, else the distribution's.
+    """containerd 1.7 or 2.x, of a pattern of versions: containerd.io with ``community``, else the distribution's.
 
     It pulls ``images`` in the background.
     """
@@ -135,7 +136,7 @@ def containerd(
     )
     return Spec(
         repositories=repositories,
-        packages=(RequestedPackage(package, hold=True),),
+        packages=(RequestedPackage(package, version, hold=True),),
         files=(config, *registry_hosts(mirrors)),
         directories=CONTAINERD_FOLDERS,
         services=(Service("containerd", proxied=True),),

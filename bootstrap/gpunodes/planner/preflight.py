@@ -23,6 +23,7 @@ from gpunodes.planner import (
     gpu,
     network_checks,
     node_address,
+    runtime_versions,
     space,
     systems,
     tables,
@@ -365,6 +366,7 @@ CHECKS: Sequence[Check] = (
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
     Check("runtime", "an existing node uses the requested container runtime", _runtime, concerns=Concerns.NODES),
+    Check("runtime", "a node has the requested versions of its runtime", runtime_versions.kept, Severity.WARNING),
     Check(
         "address",
         "the machine has the address that its settings request, and keeps it in its cluster",

@@ -286,9 +286,60 @@ def pending_problem(pending: object) -> str:
     return wrong(pending, _PENDING)
 
 
+_RUNTIME = {
+    "packages": Many({"name": _PACKAGE, "old": Pattern("version", rf"({_VERSION.pattern})?"), "new": _VERSION}, 1000),
+    "changes": Many(str, 1000),
+}
+
+
+def runtime_problem(pending: object) -> str:
+    """The same for a result of runtime_pending."""
+    return wrong(pending, _RUNTIME)
+
+
+_ADDONS = Many(
+    {
+        "name": _WORD,
+        "wanted": Many(_IMAGE, 20),
+        "running": Named(int, 1000, _IMAGE),
+        "changes": Many(str, 100),
+        "behind": Many(str, 20_000),
+    },
+    20,
+)
+
+
+def addons_problem(addons: object) -> str:
+    """The same for a result of addon_pending."""
+    return wrong(addons, _ADDONS)
+
+
 def upgrade_problem(own: object) -> str:
     """The same for a result of upgrade_facts."""
     return wrong(own, _UPGRADE)
+
+
+_DRIFT = {
+    "managed": bool,
+    "problem": str,
+    "unverified": bool,
+    "left_out": int,
+    "differences": Many(
+        {
+            "component": str,
+            "name": str,
+            "running": Maybe(str),
+            "wanted": Maybe(str),
+            "kind": one_of("settings", "foreign", "fixed"),
+        },
+        200,
+    ),
+}
+
+
+def drift_problem(drift: object) -> str:
+    """The same for a result of control_plane_drift."""
+    return wrong(drift, _DRIFT)
 
 
 def levels_problem(levels: object) -> str:

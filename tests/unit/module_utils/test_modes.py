@@ -47,7 +47,7 @@ from gpunodes.ansible.module_utils import (
     upgrade_facts,
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
-from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, upgraded
+from gpunodes.ansible.module_utils.cluster import addons, nodes, readiness, removal, upgraded
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
@@ -57,19 +57,25 @@ from gpunodes.ansible.module_utils.host.spec import spec_from
 from gpunodes.ansible.module_utils.kubeadm import (
     api_certificate,
     command,
+    compared,
+    drift,
     init,
     node_endpoint,
     renewal,
     reset,
+    settings,
     static_pods,
     versions,
 )
 from gpunodes.ansible.module_utils.kubeadm import certificates as shared_certificates
+from gpunodes.ansible.module_utils.kubeadm.compared import Compared
 from gpunodes.ansible.module_utils.os_upgrade import locks, reboot
 from gpunodes.ansible.module_utils.os_upgrade import upgrade as os_upgrade
 from gpunodes.ansible.module_utils.probe import document
 from gpunodes.ansible.module_utils.process import CommandResult
 from gpunodes.ansible.module_utils.report import Difference, shown
+from gpunodes.ansible.module_utils.runtime_upgrade import store as runtime_store
+from gpunodes.ansible.module_utils.runtime_upgrade import upgrade as runtime_upgrade
 
 from tests.unit.module_utils.test_converge import Packages
 from tests.unit.module_utils.test_documentation import MODULES, documents
@@ -450,6 +456,25 @@ def certificates_renewed(machine: Machine) -> dict[str, Any]:
     return {}
 
 
+def control_plane_settings(machine: Machine) -> dict[str, Any]:
+    """A control plane whose scheduler has another argument, and a variable that is a secret."""
+    ledger.Ledger(kubeadm="init done").save()
+    applied = machine.root / "applied"
+    each = drift.Drift("kube-scheduler", "--v", "2", "4")
+    hidden = drift.Drift("kube-scheduler", "--token", HIDDEN, "x")
+
+    def compare(*_: Any) -> Compared:
+        found = () if applied.exists() else (each, hidden)
+        return Compared(found, {}, {}, {"kube-scheduler": "new"}, (), "10.0.0.1", "control-1")
+
+    machine.monkeypatch.setattr(compared, "compare", compare)
+    machine.monkeypatch.setattr(compared, "own_client", lambda *_: machine.cluster)
+    machine.monkeypatch.setattr(compared, "manifest", lambda _: "old")
+    machine.monkeypatch.setattr(settings, "KEPT", str(machine.root / "kept"))
+    machine.monkeypatch.setattr(settings, "_restart", lambda *_: applied.write_text(""))
+    return {"configuration": {}}
+
+
 def etcd_stopped(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(etcd_upload, "check_authority", lambda _: None)
     machine.monkeypatch.setattr(static_pod_files, "FOLDER", str(machine.root))
@@ -503,6 +528,46 @@ def driver_upgraded(machine: Machine) -> dict[str, Any]:
 
     machine.monkeypatch.setattr(driver_upgrade, "prepare", stage)
     return {"state": "prepared", "wanted": {"driver": {"modules": ["nvidia"]}}}
+
+
+def runtime_upgraded(machine: Machine) -> dict[str, Any]:
+    """A machine whose runtime is to be replaced; what does that is tested in test_runtime_upgrade.py."""
+
+    def stage(_: Any, check: bool = False) -> runtime_upgrade.Outcome:
+        if "2.1.4" in machine.images:
+            return runtime_upgrade.Outcome()
+        if not check:
+            machine.images.add("2.1.4")
+        return runtime_upgrade.Outcome(["replace"], [Difference("packages", {"containerd": "1"}, {"containerd": "2"})])
+
+    machine.packages.there["containerd"] = packages.PackageState("1.7.24-1", held=True)
+    machine.monkeypatch.setattr(runtime_upgrade, "apply", stage)
+    return {"state": "applied", "wanted": {"containerd": {"packages": [{"name": "containerd"}]}}}
+
+
+def runtime_pending(machine: Machine) -> dict[str, Any]:
+    found = runtime_store.Kept({"containerd": "2"}, {"containerd": "1"}), ["write x"]
+    machine.monkeypatch.setattr(runtime_upgrade, "pending", lambda _: found)
+    return {"wanted": {"containerd": {"packages": [{"name": "containerd"}]}}}
+
+
+def addon_upgraded(machine: Machine) -> dict[str, Any]:
+    """An add-on that is to be updated; what does that is tested in test_addons.py."""
+
+    def stage(_: Any, __: float, check: bool) -> tuple[list[str], list[Difference]]:
+        if "v2" in machine.images:
+            return [], []
+        if not check:
+            machine.images.add("v2")
+        return ["DaemonSet x"], [Difference("DaemonSet x", {"image": "v1"}, {"image": "v2"})]
+
+    machine.monkeypatch.setattr(addons, "upgrade", stage)
+    return {"objects": [{"kind": "DaemonSet"}]}
+
+
+def addon_pending(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(addons, "pending", lambda wanted: [{"name": wanted[0]["kind"]}])
+    return {"objects": [{"kind": "DaemonSet"}]}
 
 
 LOGIN = {
@@ -570,6 +635,10 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "static pods": ({}, {"kube-apiserver": "restarted"}),
         },
     ),
+    "control_plane_settings": (
+        control_plane_settings,
+        {"settings of kube-scheduler": ({"--v": "2", "--token": "(secret 1)"}, {"--v": "4", "--token": "(secret 2)"})},
+    ),
     "api_certificate": (
         api_server_certificate,
         {
@@ -632,6 +701,8 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         },
     ),
     "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
+    "addon_upgrade": (addon_upgraded, {"DaemonSet x": ({"image": "v1"}, {"image": "v2"})}),
+    "runtime_upgrade": (runtime_upgraded, {"packages": ({"containerd": "1"}, {"containerd": "2"})}),
     "os_upgrade": (
         os_upgraded,
         {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
@@ -833,6 +904,11 @@ def etcd_members(machine: Machine) -> dict[str, Any]:
     return {}
 
 
+def control_plane_drift(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(compared, "report", lambda wanted: {"patches": dict(wanted.patches)})
+    return {"configuration": {}, "patches": {"etcd+merge": {}}}
+
+
 def os_pending(machine: Machine) -> dict[str, Any]:
     os_upgraded(machine)
     return {}
@@ -840,6 +916,7 @@ def os_pending(machine: Machine) -> dict[str, Any]:
 
 READING: dict[str, Prepare] = {
     "certificate_ends": certificate_ends,
+    "control_plane_drift": control_plane_drift,
     "etcd_members": etcd_members,
     "cluster_info": cluster_info,
     "gpu_idle": lambda _: {"node": "worker-1"},
@@ -847,6 +924,8 @@ READING: dict[str, Prepare] = {
     "host_diff": host_diff,
     "host_facts": host_facts,
     "os_pending": os_pending,
+    "addon_pending": addon_pending,
+    "runtime_pending": runtime_pending,
     "virtual_address_info": lambda _: {"address": "192.0.2.10"},
     "upgrade_facts": read_for_upgrade,
 }
@@ -931,6 +1010,20 @@ def test_a_verifying_module(name: str, machine: Machine, capsys: pytest.CaptureF
     result = run(name, parameters, capsys, check_mode=True, diff=True)
     assert not result.pop("changed")
     assert not any(value for key, value in result.items() if key != "invocation")
+
+
+def test_what_would_restart_docker_is_deferred_once_it_is_installed(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = host(machine)["wanted"]
+    parameters = {"wanted": {"docker": wanted, "node": wanted}, "deferred": ["docker"]}
+    first = run("host_diff", parameters, capsys)
+    assert (first["pending"], first["notes"]) == (["docker", "node"], [])
+    machine.packages.there["containerd"] = packages.PackageState("1.7.24-1", held=True)
+    then = run("host_diff", parameters, capsys)
+    assert then["pending"] == ["node"]
+    [note] = then["notes"]
+    assert note.startswith("docker: its changes would restart Docker, and stop its pods; `gpunodes runtime upgrade`")
 
 
 def test_a_new_join_token_is_not_shown(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:

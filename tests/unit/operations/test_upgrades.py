@@ -14,7 +14,7 @@ from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import upgrade
-from gpunodes.operations.rolling import commands, status, upgrades, works
+from gpunodes.operations.rolling import commands, runtime, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
@@ -39,6 +39,7 @@ def inventory(tmp_path: Path) -> Inventory:
         (upgrades.SYSTEM, {"security": "yes", "reboot": "no"}, Disruption.NODE, False),
         (upgrades.DRIVER, {"driver": "590", "reboot": "no"}, Disruption.GPU_PODS, True),
         (upgrades.DRIVER, {"driver": "590", "reboot": "yes"}, Disruption.NODE, True),
+        (runtime.RUNTIME, {}, Disruption.NODE, True),
     ],
 )
 def test_a_work_is_made_again_from_its_record(
@@ -106,8 +107,7 @@ class Rolled:
 
 
 def upgrade_choice(inventory: Inventory) -> Any:
-    """The first control plane does not respond."""
-    return control_planes.Choice(inventory.control_planes()[1])
+    return control_planes.Choice(inventory.control_planes()[0])
 
 
 CONTROLS = [("cp-1", Part.CONTROL_PLANE), ("cp-2", Part.CONTROL_PLANE)]
@@ -128,8 +128,8 @@ def test_control_planes_come_before_kubelets_and_the_add_ons_last(
         (upgrades.CONTROL_PLANES, ["cp-1", "cp-2"]),
         (upgrades.KUBELETS, ["cp-1", "cp-2", "w-1", "w-2"]),
     ]
-    assert [(play.playbook, play.machines, play.control, play.tags) for play in rolled.plays] == [
-        ("upgrade.yml", ["cp-2"], "cp-2", ["addons"])
+    assert [(play.playbook, play.machines, play.tags) for play in rolled.plays] == [
+        ("addons.yml", ["cp-1"], ["addons"])
     ]
 
 

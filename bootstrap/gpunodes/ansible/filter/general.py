@@ -177,6 +177,15 @@ def os_request(facts: Mapping[str, Any], pending: Any, name: str, *, security: b
     }
 
 
+def runtime_wanted(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a desired state (``desired``) that an upgrade of the container runtime replaces, by role."""
+    from gpunodes.planner.runtime_versions import ROLES
+
+    wanted = {**state["wanted"], **state["gpu"]["wanted"]}
+    # On a node Docker for people has members of its group only.
+    return {role: wanted[role] for role in ROLES if role in wanted and wanted[role]["packages"]}
+
+
 def registries(mirrors: Mapping[str, str], image: str) -> list[dict[str, str]]:
     """Sources that host_facts checks: the registries of the cluster's images."""
     hosts = dict.fromkeys(["registry.k8s.io", "ghcr.io", image.split("/", maxsplit=1)[0]])
@@ -300,6 +309,7 @@ class FilterModule:
             "proxies": proxies,
             "proxy_credentials": proxy_credentials,
             "registries": registries,
+            "runtime_wanted": runtime_wanted,
             "sanitizes_output": sanitizes_output,
             "upgrade_images": upgrade_images,
         }

@@ -83,6 +83,9 @@ class Ledger:
 
     manifests: dict[str, str] = field(default_factory=dict)
     """Static pods whose manifests gpunodes has moved away for a moment, with the paths where they are."""
+    control_plane: dict[str, str] = field(default_factory=dict)
+    """What changes with the settings of the control plane, static pods and "kubeadm-config": "begun" or "done". The
+    earlier state is kept in /etc/kubernetes/gpunodes-settings until the change is verified; a reset removes that."""
     etcd_restore: dict[str, str] = field(default_factory=dict)
     """A restore of etcd that has begun: "snapshot" (SHA-256), "before" (folder of the old data), "state"."""
 

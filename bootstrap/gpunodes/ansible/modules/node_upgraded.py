@@ -25,6 +25,10 @@ options:
     description: Exact version of the static pods of its control plane. If empty, they are not verified.
     type: str
     default: ""
+  runtime:
+    description: Its container runtime, such as C(containerd://2.1.4). If empty, that is not verified.
+    type: str
+    default: ""
   timeout:
     description: Seconds to wait.
     type: int
@@ -72,6 +76,7 @@ def main() -> None:
             "node": {"type": "str", "required": True},
             "kubelet": {"type": "str", "default": ""},
             "components": {"type": "str", "default": ""},
+            "runtime": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
@@ -81,8 +86,8 @@ def main() -> None:
         given = module.params
         if module.check_mode:
             return {"changed": False, "version": ""}
-        upgraded.wait(given["node"], given["kubelet"], given["components"], given["timeout"])
-        return {"changed": False, "version": given["kubelet"] or given["components"]}
+        upgraded.wait(given["node"], given["kubelet"], given["components"], given["timeout"], given["runtime"])
+        return {"changed": False, "version": given["kubelet"] or given["components"] or given["runtime"]}
 
     carry_out(module, work, changes=False)
 

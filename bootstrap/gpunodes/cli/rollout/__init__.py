@@ -8,6 +8,7 @@ from gpunodes.cli import LazyGroup
 
 # Name -> one line of help, as in gpunodes.cli.
 COMMANDS = {
+    "apply": "Apply changed settings to control planes, one after the other.",
     "status": "Show the cluster's roll-out: what, by whom, how far, and what comes next.",
     "resume": "Continue an unfinished roll-out, on any controller.",
     "abandon": "Give the nodes of an unfinished roll-out back, and forget it.",
@@ -16,4 +17,4 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, listing={"Commands": COMMANDS}, where="gpunodes.cli.rollout")
 def command() -> None:
-    """Follow, continue or abandon the work that is rolled out node by node."""
+    """Apply settings, and follow, continue or abandon the work that is rolled out node by node."""

@@ -29,9 +29,8 @@ def roll_out(
     ``command`` is the command as it is typed. Raises GpunodesError before anything is changed: if another roll-out runs
     or is unfinished, the control plane does not respond, or the record is too long.
     """
-    with context.opened(fleet, command, report) as opened, _locked(opened) as text:
-        if text:
-            raise _unfinished(text)
+    with context.opened(fleet, command, report) as opened, locked(opened) as text:
+        check_finished(text)
         order = _ordered(machines)
         rollout = Rollout(
             id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{work.name}-{secrets.token_hex(3)}",
@@ -47,7 +46,7 @@ def roll_out(
 
 def resume(fleet: Fleet, report: Report, command: str = "rollout resume") -> RolloutResult:
     """Go on with the roll-out that stands in the cluster; raises as ``roll_out``, and WrongInput if there is none."""
-    with context.opened(fleet, command, report) as opened, _locked(opened) as text:
+    with context.opened(fleet, command, report) as opened, locked(opened) as text:
         rollout = recorded(text)
         work = works.make(fleet, rollout.work, rollout.parameters)
         order = [machine.name for machine in _ordered(list(opened.machines.values()))]
@@ -73,7 +72,7 @@ def recorded(text: str) -> Rollout:
 
 
 @contextlib.contextmanager
-def _locked(command: RolloutCommand) -> Iterator[str]:
+def locked(command: RolloutCommand) -> Iterator[str]:
     """Hold the lock of the cluster's roll-out while inside; yields the record of an unfinished one. Raises Held."""
     text = command.leases.take_rollout()
     try:
@@ -84,12 +83,15 @@ def _locked(command: RolloutCommand) -> Iterator[str]:
             command.leases.release_rollout(keep=True)
 
 
-def _unfinished(text: str) -> WrongInput:
+def check_finished(text: str) -> None:
+    """Raise WrongInput if ``text`` is the record of an unfinished roll-out; "" is none."""
+    if not text:
+        return
     what = "a roll-out with an unreadable record"
     with contextlib.suppress(ValueError):
         found = state.parse(text)
         what = f"the roll-out {found.id} of {found.work} by {found.by}"
-    return WrongInput(
+    raise WrongInput(
         f"{what} is unfinished",
         "one roll-out at a time",
         "`gpunodes rollout resume` continues it, `gpunodes rollout abandon` gives its nodes back and forgets it",

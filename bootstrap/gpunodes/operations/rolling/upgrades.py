@@ -138,31 +138,32 @@ class DriverUpgrade(PlaybookWork):
 
 def control_planes(fleet: Fleet, parameters: Mapping[str, str]) -> ControlPlaneUpgrade:
     """Make the work of a record; raises WrongInput for wrong parameters, as the following."""
-    return ControlPlaneUpgrade(_inventory(fleet), parameters.get("target", ""))
+    return ControlPlaneUpgrade(inventory_of(fleet), parameters.get("target", ""))
 
 
 def kubelets(fleet: Fleet, parameters: Mapping[str, str]) -> KubeletUpgrade:
     """As ``control_planes``."""
-    return KubeletUpgrade(_inventory(fleet), parameters.get("target", ""))
+    return KubeletUpgrade(inventory_of(fleet), parameters.get("target", ""))
 
 
 def rollback(fleet: Fleet, _: Mapping[str, str]) -> Rollback:
     """As ``control_planes``."""
-    return Rollback(_inventory(fleet))
+    return Rollback(inventory_of(fleet))
 
 
 def system(fleet: Fleet, parameters: Mapping[str, str]) -> SystemUpgrade:
     """As ``control_planes``."""
     security, reboot = _flag(parameters, "security"), _flag(parameters, "reboot")
-    return SystemUpgrade(_inventory(fleet), security=security, reboot=reboot)
+    return SystemUpgrade(inventory_of(fleet), security=security, reboot=reboot)
 
 
 def driver(fleet: Fleet, parameters: Mapping[str, str]) -> DriverUpgrade:
     """As ``control_planes``."""
-    return DriverUpgrade(_inventory(fleet), parameters.get("driver", ""), reboot=_flag(parameters, "reboot"))
+    return DriverUpgrade(inventory_of(fleet), parameters.get("driver", ""), reboot=_flag(parameters, "reboot"))
 
 
-def _inventory(fleet: Fleet) -> Inventory:
+def inventory_of(fleet: Fleet) -> Inventory:
+    """The inventory of a fleet, whose machines playbooks reach; raises WrongInput without one."""
     if not isinstance(fleet, InventoryFleet):
         raise WrongInput("this work is a playbook", "machines of an inventory", "name the inventory with -i")
     return fleet.inventory

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gpunodes.engine.fleet import Fleet
 from gpunodes.errors import WrongInput
-from gpunodes.operations.rolling import upgrades
+from gpunodes.operations.rolling import control_plane_settings, runtime, upgrades
 from gpunodes.operations.rolling.work import Work
 
 Maker = Callable[[Fleet, Mapping[str, str]], Work]
@@ -22,6 +22,8 @@ WORKS: dict[str, Maker] = {
     upgrades.ROLLBACK: upgrades.rollback,
     upgrades.SYSTEM: upgrades.system,
     upgrades.DRIVER: upgrades.driver,
+    runtime.RUNTIME: runtime.make,
+    control_plane_settings.NAME: control_plane_settings.make,
 }
 
 

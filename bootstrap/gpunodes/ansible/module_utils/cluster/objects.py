@@ -15,7 +15,7 @@ from ..report import Difference
 def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[Difference]]:
     """Apply objects with server-side apply; returns the changed objects and the differences."""
     client = kube_api.admin()
-    paths = _Paths(client)
+    paths = Paths(client)
     changed, differences = [], []
     for wanted in objects:
         title = f"{wanted['kind']} {wanted['metadata']['name']}"
@@ -31,14 +31,14 @@ def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str],
             if not (check and error.status == kube_api.NOT_FOUND and before is None):
                 raise
             after = wanted
-        old, new = _comparable(before), _comparable(after)
+        old, new = comparable(before), comparable(after)
         if old != new:
             changed.append(title)
             differences.append(Difference(title, old, new))
     return changed, differences
 
 
-def _comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """An object without the fields that the cluster writes."""
     if obj is None:
         return None
@@ -53,7 +53,7 @@ def _comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 @dataclass
-class _Paths:
+class Paths:
     """Finds the API path of an object by its kind."""
 
     client: Client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +18,10 @@ _STAYS = ("DaemonSet", "Node")
 """Owners of pods that a drain leaves on a node: daemons, and the node itself for its static pods."""
 
 
-def wait(name: str, kubelet: str, components: str, limit_s: float) -> None:
+def wait(name: str, kubelet: str, components: str, limit_s: float, runtime: str = "") -> None:
     """Wait until the node ``name`` runs these exact versions, "" for one that is not verified.
+
+    ``runtime`` is the container runtime without the revision of a distribution: containerd://2.1.4.
 
     It must be Ready and renew its Lease, so that the condition is not that of the kubelet before. Its daemons and
     static pods must run. ``components`` is the version of its static pods; etcd, which has its own, must be ready.
@@ -32,7 +35,7 @@ def wait(name: str, kubelet: str, components: str, limit_s: float) -> None:
         try:
             renewed = _renewed(client, name)
             first = first or renewed
-            reason = _reason(client, name, kubelet, components)
+            reason = _reason(client, name, kubelet, components, runtime)
             if not reason:
                 if renewed and renewed != first:
                     return
@@ -42,7 +45,7 @@ def wait(name: str, kubelet: str, components: str, limit_s: float) -> None:
         if time.monotonic() >= deadline:
             raise MachineProblem(
                 f"the node {name} is not upgraded: {reason}",
-                f"version {kubelet or components} in {limit_s:.0f} s",
+                f"version {kubelet or components or runtime} in {limit_s:.0f} s",
                 "see `journalctl -u kubelet` and `crictl ps -a` on the machine, then run the same command again",
             )
         time.sleep(_POLL_S)
@@ -54,7 +57,7 @@ def _renewed(client: Client, name: str) -> str:
     return str(((lease or {}).get("spec") or {}).get("renewTime") or "")
 
 
-def _reason(client: Client, name: str, kubelet: str, components: str) -> str:
+def _reason(client: Client, name: str, kubelet: str, components: str, runtime: str) -> str:
     """What is still missing, "" if nothing is."""
     node = client.find(f"/api/v1/nodes/{name}")
     if node is None:
@@ -62,6 +65,10 @@ def _reason(client: Client, name: str, kubelet: str, components: str) -> str:
     version = str(node["status"]["nodeInfo"]["kubeletVersion"])
     if kubelet and version != f"v{kubelet}":
         return f"its kubelet is {version}"
+    reported = str(node["status"]["nodeInfo"].get("containerRuntimeVersion", ""))
+    # Kubelets report revisions of distributions (1.7.24~ds1) or leave them out.
+    if runtime and not re.fullmatch(rf"{re.escape(runtime)}(?![.0-9]).*", reported):
+        return f"its runtime is {reported or 'unknown'}"
     if problem := not_ready(node):
         return f"its kubelet reports: {problem}"
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]

@@ -33,8 +33,17 @@ def heal(machine_ledger: Ledger, check: bool = False) -> list[str]:
     return names
 
 
-def restart(name: str, machine_ledger: Ledger, limit_s: float, ready: Callable[[], bool] | None = None) -> None:
+def restart(
+    name: str,
+    machine_ledger: Ledger,
+    limit_s: float,
+    ready: Callable[[], bool] | None = None,
+    manifest_text: str | None = None,
+) -> None:
     """Restart one static pod and wait until it is ready; ``ready`` replaces the check for its kind.
+
+    With ``manifest_text`` it gets another manifest while it is stopped; an interrupted run leaves the old or the new
+    one.
 
     Raises MachineProblem if there is no such pod and, with the manifest in its place, if it does not end or become
     ready in time.
@@ -51,6 +60,8 @@ def restart(name: str, machine_ledger: Ledger, limit_s: float, ready: Callable[[
     before = set(containers.ids(name))
     try:
         stop([name], machine_ledger, limit_s)
+        if manifest_text is not None:
+            disk.write(manifest, manifest_text, 0o600)
     finally:
         _back(name, machine_ledger)
     _wait(
@@ -66,10 +77,10 @@ def stop(names: Iterable[str], machine_ledger: Ledger, limit_s: float) -> None:
     names = list(names)
     for name in names:
         if os.path.exists(static_pod_files.path(name)):
-            machine_ledger.manifests[name] = _away(name)
+            machine_ledger.manifests[name] = away(name)
             machine_ledger.save()
             os.makedirs(AWAY, mode=0o700, exist_ok=True)
-            os.replace(static_pod_files.path(name), _away(name))
+            os.replace(static_pod_files.path(name), away(name))
     deadline = time.monotonic() + limit_s
     for name in names:
         _wait(
@@ -115,17 +126,18 @@ def _healthy(port: int) -> bool:
         connection.close()
 
 
-def _away(name: str) -> str:
+def away(name: str) -> str:
+    """The path of a manifest that is moved away."""
     return f"{AWAY}/{name}.yaml"
 
 
 def _back(name: str, machine_ledger: Ledger) -> None:
     """Put a manifest back, unless a newer one is there: then kubeadm wrote it meanwhile."""
-    if os.path.exists(_away(name)):
+    if os.path.exists(away(name)):
         if os.path.exists(static_pod_files.path(name)):
-            disk.remove(_away(name))
+            disk.remove(away(name))
         else:
-            os.replace(_away(name), static_pod_files.path(name))
+            os.replace(away(name), static_pod_files.path(name))
     if machine_ledger.manifests.pop(name, None):
         machine_ledger.save()
 

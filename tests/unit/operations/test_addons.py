@@ -1,0 +1,146 @@
+"""The update of add-ons: its plan, its lock, and its command. The cluster is a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.cli import main
+from gpunodes.engine import control_planes, runner
+from gpunodes.engine.fleet import InventoryFleet
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.inventory import Inventory
+from gpunodes.model import Outcome, TaskEnded
+from gpunodes.operations import addons
+from gpunodes.operations.rolling import commands, context
+from gpunodes.planner.addons import PlannedAddon
+from gpunodes.views import addons as views
+
+from tests.hostile import ATTACKS, hostile
+
+OLD: dict[str, Any] = {
+    "name": "kube-flannel-ds",
+    "wanted": ["flannel:v2"],
+    "running": {"flannel:v1": 3},
+    "changes": ["DaemonSet kube-flannel-ds"],
+    "behind": [],
+}
+NEW = {**OLD, "running": {"flannel:v2": 3}, "changes": []}
+
+
+class Cluster:
+    """A control plane that reports these add-ons; ``failure`` is why the update fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *reports: Any, failure: str = "", unfinished: str = "") -> None:
+        self.tags: list[str] = []
+        self.locks = 0
+        self._reports = list(reports)
+        self._failure = failure
+        self._unfinished = unfinished
+        monkeypatch.setattr(runner, "run", self.run)
+        monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
+        monkeypatch.setattr(context, "opened", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(commands, "locked", self.locked)
+
+    @contextlib.contextmanager
+    def locked(self, _: Any) -> Iterator[str]:
+        self.locks += 1
+        yield self._unfinished
+
+    def run(self, play: runner.Play, _: Path, on_event: Any, *__: Any) -> runner.PlayResult:
+        assert (play.playbook, play.machines, play.control) == ("addons.yml", ["cp-1"], "cp-1")
+        self.tags += play.tags
+        failed = self._failure if play.tags == ["addons"] else ""
+        report = {} if play.tags == ["addons"] else {"addons": self._reports.pop(0)}
+        result = {"msg": failed} if failed else report
+        outcome = Outcome.FAILED if failed else Outcome.UNCHANGED
+        on_event(TaskEnded("cp-1", "network", "Task", outcome, 1.0, result))
+        return runner.PlayResult(ok=not failed, interrupted=False, log=Path("log"))
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Inventory:
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {cp-1: }}\nworkers: {hosts: {w-1: }}\n")
+    return Inventory(path)
+
+
+def call(monkeypatch: pytest.MonkeyPatch, inventory: Inventory, *argv: str) -> int:
+    monkeypatch.setattr("sys.argv", ["gpunodes", "addons", *argv, "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_an_update_is_shown_made_and_shown_again(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(monkeypatch, [OLD], [NEW])
+    assert call(monkeypatch, inventory, "upgrade", "--yes", "--json") == ExitCode.DONE
+    shown = capsys.readouterr()
+    assert "runs      flannel:v1 on 3 nodes" in shown.err
+    assert "wanted    flannel:v2" in shown.err
+    document = json.loads(shown.out)
+    assert (document["schema"], document["addons"][0]["needed"]) == ("gpunodes.addons-plan/1", False)
+    assert (cluster.tags, cluster.locks) == (["pending", "addons", "pending"], 1)
+
+
+def test_nothing_is_done_to_add_ons_that_are_up_to_date(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, [NEW])
+    assert call(monkeypatch, inventory, "upgrade", "--yes") == ExitCode.DONE
+    assert (cluster.tags, cluster.locks) == (["pending"], 0)
+
+
+def test_a_failed_update_is_an_error_with_its_cause(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Cluster(monkeypatch, [OLD], failure="w-1: pod x: CrashLoopBackOff; the earlier objects were applied again")
+    assert call(monkeypatch, inventory, "upgrade", "--yes") == ExitCode.FAILED
+    assert "the add-ons were not updated: w-1: pod x: CrashLoopBackOff" in capsys.readouterr().err
+
+
+def test_the_plan_changes_nothing(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(monkeypatch, [OLD])
+    assert call(monkeypatch, inventory, "plan", "--json") == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["addons"][0]["needed"]
+    assert cluster.tags == ["pending"]
+
+
+def test_an_unfinished_roll_out_comes_first(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, unfinished="{}")
+    with pytest.raises(WrongInput, match="is unfinished"):
+        addons.upgrade(InventoryFleet(inventory), inventory, lambda *_: None)
+    assert cluster.tags == []
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_report_is_refused(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, attack: str) -> None:
+    reports: list[Any] = [[{**OLD, "wanted": [attack]}], [hostile(OLD)], [{**OLD, "running": {attack: 1}}], attack, {}]
+    for bad in reports:
+        Cluster(monkeypatch, bad)
+        with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
+            addons.plan(inventory)
+
+
+def test_the_plan_for_people() -> None:
+    many = [f"n{number}" for number in range(8)]
+    found = [
+        PlannedAddon("a", ["a:2"], {"a:1": 1}, ["DaemonSet a"], many),
+        PlannedAddon("b", ["b:1"], {"b:1": 2}, [], []),
+    ]
+    assert views.plan(found).splitlines() == [
+        "a: update",
+        "  runs      a:1 on 1 node",
+        "  wanted    a:2",
+        "  changes   DaemonSet a",
+        "  behind    n0, n1, n2, n3, n4 and 3 others",
+        "b: up to date, nothing to do",
+        "  runs      b:1 on 2 nodes",
+    ]
+    assert views.plan([]) == "no add-on of gpunodes is installed"
