@@ -44,10 +44,11 @@ def needed() -> Iterator[Path]:
 def _has_underscore(path: Path) -> bool:
     """Whether a file names a value that it does not use ``_``: Ansible's own code keeps that name for translations.
 
-    pylint accepts it in lambdas.
+    pylint accepts it in lambdas, and for any number of arguments.
     """
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     accepted = {id(name) for node in nodes if isinstance(node, ast.Lambda) for name in ast.walk(node.args)}
+    accepted |= {id(node.vararg) for node in nodes if isinstance(node, ast.arguments)}
     return any(
         (isinstance(node, ast.Name) and node.id == "_" and isinstance(node.ctx, ast.Store))
         or (isinstance(node, ast.arg) and node.arg == "_")

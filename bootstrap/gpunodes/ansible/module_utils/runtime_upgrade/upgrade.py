@@ -295,7 +295,8 @@ def _refresh(specs: Mapping[str, Spec], manager: packages.Manager) -> None:
     try:
         manager.refresh()
     except MachineProblem:
-        if not any([each.renew_keys() for each in sources]):  # noqa: C419 - all keys are renewed
+        renewed = [each.renew_keys() for each in sources]
+        if not any(renewed):
             raise
         manager.refresh()
 
