@@ -27,6 +27,8 @@ class Order(StrEnum):
     ON = "on"
     OFF = "off"
     """Immediately, without a shutdown of the operating system."""
+    SHUTDOWN = "shutdown"
+    """Ask the operating system to shut down; the power goes off when it has."""
     RESET = "reset"
     """A warm reset: main power stays on."""
 

@@ -1,0 +1,145 @@
+"""The power server's gRPC service: the autoscaler's calls, in its words. The only file that uses grpcio.
+
+It listens on loopback only: the autoscaler is in the same pod.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from gpunodes.autoscale import messages, nodes
+from gpunodes.autoscale.messages import message
+from gpunodes.autoscale.plan import NodeShape
+from gpunodes.autoscale.server import NotPossible, PowerServer
+from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.errors import GpunodesError, sentence
+
+log = logging.getLogger(__name__)
+ADDRESS = "127.0.0.1:8086"
+GPU_LABEL = "gpunodes.dev/gpu"
+_CALLS_AT_ONCE = 4
+_SERVICE = f"{messages.PACKAGE}.CloudProvider"
+_STATES = {Phase.STARTING: messages.CREATING, Phase.STOPPING: messages.DELETING, Phase.GIVING_UP: messages.DELETING}
+
+
+class Service:
+    """A method for each call; the name of a method is that of its call."""
+
+    def __init__(self, server: PowerServer) -> None:
+        self._server = server
+
+    def NodeGroups(self, _: Any) -> Any:  # noqa: N802 - as all names of calls here
+        """All pools."""
+        return message("NodeGroupsResponse")(nodeGroups=[self._group(pool) for pool in sorted(self._server.plan.pools)])
+
+    def NodeGroupForNode(self, request: Any) -> Any:  # noqa: N802
+        """The pool of a node, with an empty id for a node of none."""
+        pool = self._server.pool_of(request.node.providerID)
+        return message("NodeGroupForNodeResponse")(nodeGroup=self._group(pool) if pool else message("NodeGroup")())
+
+    def GPULabel(self, _: Any) -> Any:  # noqa: N802
+        """The label of nodes with GPUs: such a node without GPUs counts as starting."""
+        return message("GPULabelResponse")(label=GPU_LABEL)
+
+    def GetAvailableGPUTypes(self, _: Any) -> Any:  # noqa: N802
+        """None: pools are chosen by what their nodes offer."""
+        return message("GetAvailableGPUTypesResponse")()
+
+    def Cleanup(self, _: Any) -> Any:  # noqa: N802
+        """The autoscaler ends; orders go on."""
+        return message("CleanupResponse")()
+
+    def Refresh(self, _: Any) -> Any:  # noqa: N802
+        """The autoscaler begins to decide; answers are from memory, which is renewed by a thread of its own."""
+        return message("RefreshResponse")()
+
+    def NodeGroupTargetSize(self, request: Any) -> Any:  # noqa: N802
+        """How many machines of a pool are on or starting."""
+        return message("NodeGroupTargetSizeResponse")(targetSize=self._server.size(request.id).target)
+
+    def NodeGroupIncreaseSize(self, request: Any) -> Any:  # noqa: N802
+        """Switch machines on."""
+        self._server.increase(request.id, request.delta)
+        return message("NodeGroupIncreaseSizeResponse")()
+
+    def NodeGroupDeleteNodes(self, request: Any) -> Any:  # noqa: N802
+        """Switch machines off."""
+        self._server.delete(request.id, [node.providerID or f"{nodes.PROVIDER}{node.name}" for node in request.nodes])
+        return message("NodeGroupDeleteNodesResponse")()
+
+    def NodeGroupDecreaseTargetSize(self, request: Any) -> Any:  # noqa: N802
+        """Give up starts. The number is negative."""
+        self._server.decrease(request.id, -request.delta)
+        return message("NodeGroupDecreaseTargetSizeResponse")()
+
+    def NodeGroupNodes(self, request: Any) -> Any:  # noqa: N802
+        """The machines of a pool that are on or change."""
+        found = self._server.instances(request.id)
+        return message("NodeGroupNodesResponse")(instances=[_instance(name, state) for name, state in found])
+
+    def NodeGroupTemplateNodeInfo(self, request: Any) -> Any:  # noqa: N802
+        """A node as the next machine of a pool would make it."""
+        node = _node(request.id, self._server.template(request.id))
+        return message("NodeGroupTemplateNodeInfoResponse")(nodeInfo=node, nodeBytes=node.SerializeToString())
+
+    def _group(self, pool: str) -> Any:
+        found = self._server.size(pool)
+        return message("NodeGroup")(id=pool, minSize=found.least, maxSize=found.most, debug=f"machines of {pool}")
+
+
+def _instance(name: str, state: MachineState) -> Any:
+    status = message("InstanceStatus")(instanceState=_STATES.get(state.phase, messages.RUNNING))
+    if state.phase is Phase.STARTING and state.error:
+        status.errorInfo.errorCode = "NotStarted"
+        status.errorInfo.errorMessage = state.error
+        status.errorInfo.instanceErrorClass = messages.OUT_OF_RESOURCES
+    return message("Instance")(id=nodes.PROVIDER + name, status=status)
+
+
+def _node(pool: str, found: NodeShape) -> Any:
+    node = message("Node")()
+    node.metadata.name = f"template-{pool}"
+    node.metadata.labels.update(found.labels)
+    for taint in found.taints:
+        node.spec.taints.add(key=taint["key"], value=taint.get("value", ""), effect=taint["effect"])
+    for name, amount in found.capacity.items():
+        node.status.capacity[name].string = amount
+        node.status.allocatable[name].string = amount
+    node.status.conditions.add(type="Ready", status="True")
+    return node
+
+
+def start(server: PowerServer, address: str = ADDRESS) -> grpc.Server:
+    """Answer the autoscaler at an address of this machine from now on."""
+    service = Service(server)
+    calls = [name for name in vars(Service) if not name.startswith("_")]
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            functools.partial(_answer, getattr(service, name)),
+            request_deserializer=message(f"{name}Request").FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+        for name in calls
+    }
+    listening = grpc.server(ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="call"))
+    listening.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    listening.add_insecure_port(address)
+    listening.start()
+    return listening
+
+
+def _answer(call: Callable[[Any], Any], request: Any, context: grpc.ServicerContext) -> Any:
+    """The answer of a call; an error as its sentence, which the autoscaler logs and shows in its Events."""
+    try:
+        return call(request)
+    except NotPossible as error:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, sentence(error))
+    except GpunodesError as error:
+        log.warning("%s", sentence(error))
+        context.abort(grpc.StatusCode.UNAVAILABLE, sentence(error))
