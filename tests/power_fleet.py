@@ -133,7 +133,8 @@ class MemoryStore:
 class MemoryMachines:
     """Machines with a power state; ``refuses`` are those whose BMC refuses."""
 
-    def __init__(self, on: set[str]) -> None:
+    def __init__(self, on: set[str], plan: Plan | None = None) -> None:
+        self.plan = plan
         self.on = set(on)
         self.refuses: set[str] = set()
         self.orders: list[tuple[str, str]] = []

@@ -41,6 +41,7 @@ LAYERS = {
     "filter": 3,
     "callback": 3,
     "engine": 3,
+    "autoscale": 4,
     "operations": 4,
     "views": 5,
     "cli": 5,

@@ -45,7 +45,8 @@ def main() -> int:
 
 
 def _serve(arguments: argparse.Namespace, stop: threading.Event) -> int:
-    planned = plan.parse(json.loads(arguments.plan.read_text(encoding="utf-8")))
+    text = arguments.plan.read_text(encoding="utf-8")
+    planned = plan.parse(json.loads(text))
     kubeconfig = arguments.kubeconfig or _own_kubeconfig()
     session = Session(connection.here(sys.executable, kubeconfig))
     store = Store(session)
@@ -55,8 +56,12 @@ def _serve(arguments: argparse.Namespace, stop: threading.Event) -> int:
     listening = service.start(server, arguments.listen)
     log.info("%d machines in %d pools", len(planned.machines), len(planned.pools))
     try:
-        while not stop.wait(planned.scan_s) and not server.overtaken:
+        while not stop.wait(server.plan.scan_s) and not server.overtaken:
             try:
+                # The kubelet replaces the file after `gpunodes autoscale up`.
+                if (new := arguments.plan.read_text(encoding="utf-8")) != text:
+                    server.replan(plan.parse(json.loads(new)))
+                    text = new
                 server.look()
             except GpunodesError as error:
                 log.warning("%s", sentence(error))

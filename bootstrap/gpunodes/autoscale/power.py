@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from gpunodes.errors import GpunodesError
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
+_PEM = "-----BEGIN"
 _POLL_S = 5.0
 _OFF_SEEN = 2
 """A BMC may report a state of before the order once."""
@@ -27,6 +30,9 @@ class AlreadyOn(GpunodesError):  # noqa: N818 - reads as the sentence it makes
 
 class PoweredMachines(Protocol):
     """The power of machines by name; tests implement it in memory. All methods raise GpunodesError."""
+
+    plan: Plan
+    """The plan whose machines these are; the server replaces it."""
 
     def state(self, name: str) -> PowerState:
         """The power state of a machine."""
@@ -42,10 +48,11 @@ class BmcMachines:
     """The machines of a plan. ``passwords`` is a folder with a file for each machine that has a password."""
 
     def __init__(self, plan: Plan, passwords: Path, leases: Leases, shutdown_s: float = SHUTDOWN_S) -> None:
-        self._plan = plan
+        self.plan = plan
         self._passwords = passwords
         self._leases = leases
         self._shutdown_s = shutdown_s
+        self._authorities: dict[str, str] = {}
 
     def state(self, name: str) -> PowerState:
         """As ``PoweredMachines`` has it."""
@@ -80,16 +87,28 @@ class BmcMachines:
 
     def _bmc(self, name: str) -> powers.Power:
         """The BMC of a machine, if it is that machine's."""
-        machine = self._plan.machines[name]
+        machine = self.plan.machines[name]
         return MachineControl(name, "", self._settings(name, machine.bmc), 0.0, machine.identity).own_power()
 
     def _settings(self, name: str, given: Mapping[str, str]) -> dict[str, str]:
         # Read each time: the kubelet replaces the file when a password was changed.
         file = self._passwords / name
+        verify = given.get("gpunodes_bmc_verify", "")
+        if verify.startswith(_PEM):
+            given = {**given, "gpunodes_bmc_verify": self._authority(verify)}
         return {
             **given,
             "gpunodes_bmc_password": file.read_text(encoding="utf-8").rstrip("\n") if file.is_file() else "",
         }
+
+    def _authority(self, text: str) -> str:
+        """The path of a file with a CA: sushy takes no text."""
+        if text not in self._authorities:
+            descriptor, path = tempfile.mkstemp(suffix=".pem")
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+            self._authorities[text] = path
+        return self._authorities[text]
 
     def _is_shut_down(self, bmc: powers.Power) -> bool:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""

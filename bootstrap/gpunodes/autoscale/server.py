@@ -154,6 +154,16 @@ class PowerServer:
                 self._store.write(dict.fromkeys(gone))
         self.look()
 
+    def replan(self, plan: Plan) -> None:
+        """Go on with another plan: machines that are in it no longer are forgotten, and stay as they are."""
+        with self._mutex:
+            self.plan = self._machines.plan = plan
+            gone = [name for name in self._states if name not in plan.machines]
+            if gone:
+                self._store.write(dict.fromkeys(gone))
+                for name in gone:
+                    del self._states[name]
+
     def look(self) -> None:
         """Look at all nodes, change what follows from them, and repeat orders that did not end."""
         found = self._store.seen_nodes()

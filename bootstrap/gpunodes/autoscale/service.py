@@ -27,63 +27,79 @@ _CALLS_AT_ONCE = 4
 _SERVICE = f"{messages.PACKAGE}.CloudProvider"
 _STATES = {Phase.STARTING: messages.CREATING, Phase.STOPPING: messages.DELETING, Phase.GIVING_UP: messages.DELETING}
 
+_CALLS = {
+    "NodeGroups": "node_groups",
+    "NodeGroupForNode": "node_group_for_node",
+    "GPULabel": "gpu_label",
+    "GetAvailableGPUTypes": "get_available_gpu_types",
+    "Cleanup": "cleanup",
+    "Refresh": "refresh",
+    "NodeGroupTargetSize": "node_group_target_size",
+    "NodeGroupIncreaseSize": "node_group_increase_size",
+    "NodeGroupDeleteNodes": "node_group_delete_nodes",
+    "NodeGroupDecreaseTargetSize": "node_group_decrease_target_size",
+    "NodeGroupNodes": "node_group_nodes",
+    "NodeGroupTemplateNodeInfo": "node_group_template_node_info",
+}
+"""The calls of the service, and the methods that answer them."""
+
 
 class Service:
-    """A method for each call; the name of a method is that of its call."""
+    """A method for each call."""
 
     def __init__(self, server: PowerServer) -> None:
         self._server = server
 
-    def NodeGroups(self, _: Any) -> Any:  # noqa: N802 - as all names of calls here
+    def node_groups(self, _: Any) -> Any:
         """All pools."""
         return message("NodeGroupsResponse")(nodeGroups=[self._group(pool) for pool in sorted(self._server.plan.pools)])
 
-    def NodeGroupForNode(self, request: Any) -> Any:  # noqa: N802
+    def node_group_for_node(self, request: Any) -> Any:
         """The pool of a node, with an empty id for a node of none."""
         pool = self._server.pool_of(request.node.providerID)
         return message("NodeGroupForNodeResponse")(nodeGroup=self._group(pool) if pool else message("NodeGroup")())
 
-    def GPULabel(self, _: Any) -> Any:  # noqa: N802
+    def gpu_label(self, _: Any) -> Any:
         """The label of nodes with GPUs: such a node without GPUs counts as starting."""
         return message("GPULabelResponse")(label=GPU_LABEL)
 
-    def GetAvailableGPUTypes(self, _: Any) -> Any:  # noqa: N802
+    def get_available_gpu_types(self, _: Any) -> Any:
         """None: pools are chosen by what their nodes offer."""
         return message("GetAvailableGPUTypesResponse")()
 
-    def Cleanup(self, _: Any) -> Any:  # noqa: N802
+    def cleanup(self, _: Any) -> Any:
         """The autoscaler ends; orders go on."""
         return message("CleanupResponse")()
 
-    def Refresh(self, _: Any) -> Any:  # noqa: N802
+    def refresh(self, _: Any) -> Any:
         """The autoscaler begins to decide; answers are from memory, which is renewed by a thread of its own."""
         return message("RefreshResponse")()
 
-    def NodeGroupTargetSize(self, request: Any) -> Any:  # noqa: N802
+    def node_group_target_size(self, request: Any) -> Any:
         """How many machines of a pool are on or starting."""
         return message("NodeGroupTargetSizeResponse")(targetSize=self._server.size(request.id).target)
 
-    def NodeGroupIncreaseSize(self, request: Any) -> Any:  # noqa: N802
+    def node_group_increase_size(self, request: Any) -> Any:
         """Switch machines on."""
         self._server.increase(request.id, request.delta)
         return message("NodeGroupIncreaseSizeResponse")()
 
-    def NodeGroupDeleteNodes(self, request: Any) -> Any:  # noqa: N802
+    def node_group_delete_nodes(self, request: Any) -> Any:
         """Switch machines off."""
         self._server.delete(request.id, [node.providerID or f"{nodes.PROVIDER}{node.name}" for node in request.nodes])
         return message("NodeGroupDeleteNodesResponse")()
 
-    def NodeGroupDecreaseTargetSize(self, request: Any) -> Any:  # noqa: N802
+    def node_group_decrease_target_size(self, request: Any) -> Any:
         """Give up starts. The number is negative."""
         self._server.decrease(request.id, -request.delta)
         return message("NodeGroupDecreaseTargetSizeResponse")()
 
-    def NodeGroupNodes(self, request: Any) -> Any:  # noqa: N802
+    def node_group_nodes(self, request: Any) -> Any:
         """The machines of a pool that are on or change."""
         found = self._server.instances(request.id)
         return message("NodeGroupNodesResponse")(instances=[_instance(name, state) for name, state in found])
 
-    def NodeGroupTemplateNodeInfo(self, request: Any) -> Any:  # noqa: N802
+    def node_group_template_node_info(self, request: Any) -> Any:
         """A node as the next machine of a pool would make it."""
         node = _node(request.id, self._server.template(request.id))
         return message("NodeGroupTemplateNodeInfoResponse")(nodeInfo=node, nodeBytes=node.SerializeToString())
@@ -118,14 +134,13 @@ def _node(pool: str, found: NodeShape) -> Any:
 def start(server: PowerServer, address: str = ADDRESS) -> grpc.Server:
     """Answer the autoscaler at an address of this machine from now on."""
     service = Service(server)
-    calls = [name for name in vars(Service) if not name.startswith("_")]
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
-            functools.partial(_answer, getattr(service, name)),
+            functools.partial(_answer, getattr(service, method)),
             request_deserializer=message(f"{name}Request").FromString,
             response_serializer=lambda answer: answer.SerializeToString(),
         )
-        for name in calls
+        for name, method in _CALLS.items()
     }
     listening = grpc.server(ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="call"))
     listening.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))

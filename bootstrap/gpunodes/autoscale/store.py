@@ -31,9 +31,11 @@ class Store(Cluster):
 
     _version = ""
 
-    def states(self) -> dict[str, MachineState]:
-        """The states of all machines; the ConfigMap is created if it does not exist."""
+    def states(self, *, create: bool = True) -> dict[str, MachineState]:
+        """The states of all machines; the ConfigMap is created if it does not exist, unless ``create`` is false."""
         found = self._find(f"{_MAPS}/{NAME}")
+        if found is None and not create:
+            return {}
         if found is None:
             labels = {"app.kubernetes.io/managed-by": "gpunodes"}
             found = self._call("POST", _MAPS, {"metadata": {"name": NAME, "labels": labels}, "data": {}}).body

@@ -1,0 +1,107 @@
+"""The plan of the power server, from settings and what is known of machines and nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunodes.errors import WrongInput
+from gpunodes.identity.model import MachineIdentity
+
+_LIMITS = {
+    "idle_s": "gpunodes_autoscale_idle_timeout",
+    "boot_s": "gpunodes_autoscale_boot_timeout",
+    "scan_s": "gpunodes_autoscale_scan_interval",
+}
+_BMC = ("type", "address", "user", "system", "verify", "command", "identity")
+"""The settings gpunodes_bmc_* of the plan; the password is in a Secret."""
+
+
+def scaled_pools(settings: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """The pools that scale, those with ``max`` in gpunodes_pools, with all their numbers."""
+    given: Mapping[str, Mapping[str, Any]] = settings["gpunodes_pools"] or {}
+    return {
+        str(name): {key: int(each.get(key, 0)) for key in ("min", "max", "priority", "spare")}
+        for name, each in sorted(given.items())
+        if each and "max" in each
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMachine:
+    """A machine of a pool that scales, as far as it is known."""
+
+    name: str
+    pool: str
+    settings: Mapping[str, Any]
+    identity: MachineIdentity
+    node: str = ""
+    """The name of its node, also while the machine is off; "" if it never joined."""
+    template: Mapping[str, Any] | None = None
+    """Labels, taints and capacity of its node; None if they are unknown."""
+
+
+def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[tuple[str, str]]:
+    """Machines that cannot be switched by the power server, each with the reason; ``own_image``: the user's image."""
+    for each in machines:
+        kind = str(each.settings["gpunodes_bmc_type"] or "")
+        checks = (
+            (not each.node, "it has not joined the cluster: join it first"),
+            (not kind, "it has no BMC: set gpunodes_bmc_type and gpunodes_bmc_address"),
+            (
+                kind == "command" and not own_image,
+                "gpunodes_bmc_command is a program of the controller: name an image with it in gpunodes_power_image",
+            ),
+            (
+                kind == "wol",
+                "Wake-on-LAN cannot switch it off: give it a BMC, or switch it by hand with `gpunodes power`",
+            ),
+        )
+        why = next((why for wrong, why in checks if wrong), "")
+        if why:
+            yield each.name, why
+
+
+def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas: Mapping[str, str]) -> dict[str, Any]:
+    """The plan (``autoscale/plan.py``); ``cas`` are the texts of the CA files of gpunodes_bmc_verify, by path.
+
+    Raises WrongInput for a pool without a machine.
+    """
+    pools = scaled_pools(settings)
+    for pool in pools:
+        if not any(each.pool == pool for each in machines):
+            raise WrongInput(f"the pool {pool} of gpunodes_pools has no machine", "workers in its group", "correct it")
+    names = {each.node: each.name for each in machines}
+    if len(names) < len(machines):
+        twice = sorted(each.name for each in machines if names[each.node] != each.name)
+        raise WrongInput(
+            f"{', '.join(twice)}: another machine has the same node", "one node each", "see `gpunodes status`"
+        )
+    known = {each.pool: each.template for each in machines if each.template}
+    return {
+        "version": 1,
+        **{key: float(settings[name]) for key, name in _LIMITS.items()},
+        "pools": {name: {key: each[key] for key in ("min", "max", "priority")} for name, each in pools.items()},
+        "machines": {
+            each.node: {
+                "pool": each.pool,
+                "bmc": _bmc(each.settings, cas),
+                "identity": {
+                    "uuid": each.identity.system_uuid,
+                    "serial": each.identity.serial,
+                    "macs": list(each.identity.macs),
+                },
+                "template": each.template or known.get(each.pool) or {"labels": {}, "taints": [], "capacity": {}},
+            }
+            for each in machines
+        },
+    }
+
+
+def _bmc(settings: Mapping[str, Any], cas: Mapping[str, str]) -> dict[str, str]:
+    found = {f"gpunodes_bmc_{key}": str(settings[f"gpunodes_bmc_{key}"] or "") for key in _BMC}
+    verify = settings["gpunodes_bmc_verify"]
+    text = "true" if verify in (None, "") else str(verify).strip()
+    # The path of a file on the controller means nothing in the pod: there it is the file's text.
+    return {**found, "gpunodes_bmc_verify": cas.get(text, text.lower())}
