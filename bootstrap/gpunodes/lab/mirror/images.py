@@ -14,6 +14,9 @@ from gpunodes.lab.mirror.pins import Minor, Pins
 from gpunodes.lab.mirror.programs import run
 from gpunodes.lab.mirror.tree import TreeEntry
 
+AUTOSCALER = "cluster-autoscaler"
+"""The component of that image."""
+
 _MERGED = tuple(TreeEntry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
 _ACCOUNTS = (
     TreeEntry("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"),
@@ -126,6 +129,12 @@ def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], i
         registry.add(OciImage("etcd", (tag,), (registry.layer(etcd_tree(binaries[etcd.name])),)))
     coredns = program(minor.coredns.name, "coredns", "/coredns")
     registry.add(OciImage("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
+
+
+def autoscaler(registry: Registry, pins: Pins, binaries: Mapping[str, Path]) -> None:
+    """Add the image of cluster-autoscaler."""
+    layer = registry.layer([TreeEntry("/cluster-autoscaler", binaries[AUTOSCALER] / AUTOSCALER, 0o755)])
+    registry.add(OciImage("autoscaling/cluster-autoscaler", (pins.autoscaler_tag,), (layer,), ("/cluster-autoscaler",)))
 
 
 def etcd_tree(binaries: Path) -> list[TreeEntry]:
