@@ -15,6 +15,7 @@ from gpunodes.autoscale.power import AlreadyOn
 from gpunodes.autoscale.server import PowerServer
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import POOL_LABEL, Overtaken
+from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble
 
 GPU = "nvidia.com/gpu"
@@ -79,6 +80,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
+        self.pods: dict[str, list[Pod]] = {}
         self.texts: dict[str, str] = {}
         self.version = 0
         self.events: list[tuple[str, str, str]] = []
@@ -105,6 +107,12 @@ class MemoryStore:
     def seen_nodes(self) -> dict[str, SeenNode]:
         found = [nodes.seen(copy.deepcopy(each), POOL_LABEL) for each in self.objects.values()]
         return {each.node.name: each for each in found if each}
+
+    def seen_node(self, name: str) -> SeenNode | None:
+        return self.seen_nodes().get(name)
+
+    def pods_on(self, name: str) -> list[Pod]:
+        return self.pods.get(name, [])
 
     def change(self, name: str, make: Callable[[SeenNode], dict[str, Any] | None]) -> None:
         found = self.seen_nodes().get(name)
@@ -152,8 +160,9 @@ class MemoryMachines:
         self.orders.append((name, "on"))
         self.on.add(name)
 
-    def switch_off(self, name: str, then: Callable[[], None]) -> None:
+    def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
         self._check(name)
+        before()
         assert self.gate.wait(10)
         self.orders.append((name, "off"))
         self.on.discard(name)

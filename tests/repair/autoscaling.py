@@ -73,7 +73,8 @@ class SimulatedMachines:
         if name not in self.dead:
             threading.Thread(target=self._boot, args=(name,), daemon=True).start()
 
-    def switch_off(self, name: str, then: Callable[[], None]) -> None:
+    def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        before()
         with self._mutex:
             self.orders.append((name, "off"))
             self.on.pop(name, None)

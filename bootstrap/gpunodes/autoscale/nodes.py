@@ -17,6 +17,8 @@ KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID")
 PROVIDER = "gpunodes://"
 STARTING = "gpunodes.dev/starting"
 """Taint of a node that has registered, but is not in service yet."""
+STOPPING = "gpunodes.dev/stopping"
+"""Taint of a node whose machine is about to be switched off: the autoscaler takes its own away when it starts anew."""
 DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 """Annotation with which the autoscaler leaves a node alone."""
 _MARK = "gpunodes.dev/autoscaler-disabled"
@@ -57,7 +59,9 @@ class SeenNode:
         """What is given back to it when it registers anew."""
         labels = {key: text for key, text in self.labels.items() if not key.startswith(_LABELS_OF_OTHERS)}
         notes = {key: text for key, text in self.annotations.items() if not key.startswith(_ANNOTATIONS_OF_OTHERS)}
-        taints = [dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING))]
+        taints = [
+            dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING, STOPPING))
+        ]
         return SavedNode(NodeShape(labels, taints, dict(self.resources)), notes)
 
 
@@ -95,6 +99,18 @@ def restored(found: SeenNode, saved: SavedNode) -> Patch | None:
     if missing:
         patch["spec"] = {"taints": [*map(dict, found.taints), *missing]}
     return patch
+
+
+def stopping(found: SeenNode) -> Patch | None:
+    """The patch that keeps new pods off a node that is about to go; None if it has the taint."""
+    if any(each["key"] == STOPPING for each in found.taints):
+        return None
+    return {"spec": {"taints": [*map(dict, found.taints), {"key": STOPPING, "effect": "NoSchedule"}]}}
+
+
+def stays(found: SeenNode) -> Patch:
+    """The patch that undoes ``stopping``."""
+    return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STOPPING]}}
 
 
 def lifted(found: SeenNode) -> Patch:

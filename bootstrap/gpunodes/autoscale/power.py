@@ -40,8 +40,8 @@ class PoweredMachines(Protocol):
     def switch_on(self, name: str, *, again: bool) -> None:
         """Switch a machine on, and see that it is; raises AlreadyOn if it is, unless the order is given ``again``."""
 
-    def switch_off(self, name: str, then: Callable[[], None]) -> None:
-        """Shut a machine down, see that it is off, and do ``then`` while it is locked."""
+    def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        """Shut a machine down and see that it is off; ``before`` that and ``then``, do both while it is locked."""
 
 
 class BmcMachines:
@@ -70,11 +70,12 @@ class BmcMachines:
         finally:
             self._leases.release_unused(name)
 
-    def switch_off(self, name: str, then: Callable[[], None]) -> None:
+    def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
         """As ``PoweredMachines`` has it."""
         self._leases.take(name)
         try:
             bmc = self._bmc(name)
+            before()
             self._leases.confirm(name)
             if not self._is_shut_down(bmc):
                 self._leases.confirm(name)

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpunodes.autoscale import decisions, nodes
+from gpunodes.autoscale import decisions, emptying, nodes
 from gpunodes.autoscale.decisions import Size, World
+from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
@@ -133,7 +134,7 @@ class PowerServer:
             if len(starting) < count:
                 raise NotPossible(f"the pool {pool} has {len(starting)} machines that start", f"{count}", "")
             changed = {
-                name: self._changed(self._states[name], Phase.GIVING_UP, "it is needed no longer")
+                name: self._changed(self._states[name], Phase.STOPPING, "it is needed no longer")
                 for name in sorted(starting, key=lambda name: -self._states[name].since)[:count]
             }
             self._stop(changed)
@@ -309,14 +310,18 @@ class PowerServer:
                 self._machines.switch_on(name, again=again)
                 self._store.event(name, "SwitchedOn", state.reason, warning=False)
             elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
+                boot_id = found.node.boot_id if found else ""
                 self._machines.switch_off(
-                    name, lambda: self._store.delete_node(name, found.node.boot_id if found else "")
+                    name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
                 )
                 ended = Phase.FAILED if state.phase is Phase.GIVING_UP else Phase.OFF
                 error = state.reason if ended is Phase.FAILED else ""
                 used = state.used if error else self._now()
                 self._end(name, state.phase, self._changed(state, ended, state.reason, error, used))
                 self._store.event(name, "SwitchedOff", state.reason, warning=ended is Phase.FAILED)
+        except StillUsed as error:
+            log.warning("%s: %s", name, sentence(error))
+            self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
         except AlreadyOn:
             self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.ON_WITHOUT_NODE))
         except Exception as error:  # one odd machine must not end a thread without a word
@@ -326,6 +331,19 @@ class PowerServer:
             with self._mutex:
                 self._tried[name] = time.monotonic()
                 self._busy.discard(name)
+
+    def _empty(self, name: str) -> None:
+        """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""
+        found = self._store.seen_node(name)
+        if found is None:
+            return
+        if not self._is_own(name, found):
+            raise StillUsed("its node is that of another machine")
+        with self._mutex:
+            why = decisions.held(dataclasses.replace(self._world(), nodes={name: found}), name)
+        if why:
+            raise StillUsed(why)
+        emptying.keep_empty(self._store, name)
 
     def _end(self, name: str, phase: Phase, after: MachineState) -> None:
         """Write what became of an order, unless the machine has another one by now."""

@@ -67,6 +67,11 @@ class Store(Cluster):
         found = (nodes.seen(item, POOL_LABEL) for item in response.body["items"])
         return {each.node.name: each for each in found if each is not None}
 
+    def seen_node(self, name: str) -> SeenNode | None:
+        """One node as it is now; None if it does not exist or cannot be read."""
+        found = self._find(path(name))
+        return nodes.seen(found, POOL_LABEL) if found is not None else None
+
     def change(self, name: str, make: Callable[[SeenNode], Patch | None]) -> None:
         """Patch a node by what ``make`` returns for its current state; None changes nothing."""
 

@@ -7,6 +7,7 @@ from gpunodes.autoscale import nodes, state
 from gpunodes.autoscale.server import NotPossible
 from gpunodes.autoscale.state import Phase
 from gpunodes.autoscale.store import Overtaken
+from gpunodes.engine.cluster.pods import Pod
 
 from tests.power_fleet import GPU, MemoryMachines, Site, node_object, parsed, uuid
 
@@ -281,8 +282,34 @@ def test_a_start_that_is_needed_no_longer_is_undone(site: Site) -> None:
     site.server.increase("h100", 2)
     site.until(lambda: len(site.machines.on) == 2)
     site.server.decrease("h100", 1)
-    site.settle({"w1": Phase.FAILED})
+    site.settle({"w1": Phase.OFF})
     assert site.server.size("h100").target == 1
+
+
+def test_a_machine_with_pods_is_not_switched_off(site: Site) -> None:
+    """The autoscaler drained it; but one that starts anew takes its taints away, and pods may come back."""
+    in_service(site, "w1")
+    pods = [Pod("kube-system", "ds", "1", "DaemonSet", mirror=False, finished=False, ending=False)]
+    job = Pod("team", "job-1", "2", "Job", mirror=False, finished=False, ending=False)
+    site.store.pods["w1"] = [*pods, job]
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.until(lambda: "team/job-1" in site.store.states()["w1"].reason)
+    assert site.phases()["w1"] is Phase.ON
+    assert site.machines.orders == [("w1", "on")]
+    assert not site.store.objects["w1"]["spec"]["taints"]
+    site.store.pods["w1"] = pods
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.settle({"w1": Phase.OFF})
+
+
+def test_what_a_user_does_meanwhile_keeps_it_on(site: Site) -> None:
+    in_service(site, "w1")
+    note = {"gpunodes.dev/maintenance": '{"reason": "new disk", "by": "a@b"}'}
+    site.store.objects["w1"]["metadata"]["annotations"] |= note  # after the server's last look
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.until(lambda: "new disk" in site.store.states()["w1"].reason)
+    assert site.phases()["w1"] is Phase.ON
+    assert site.machines.orders == [("w1", "on")]
 
 
 def test_a_machine_that_left_the_plan_is_forgotten(site: Site) -> None:
