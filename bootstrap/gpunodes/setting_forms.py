@@ -220,6 +220,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ("gpunodes_repair_*_pause", "a number of seconds, 0 or more", _number(0)),
     ("gpunodes_repair_settle", "a number of seconds, 0 or more", _number(0)),
     ("gpunodes_*_timeout", *_SECONDS),
+    ("gpunodes_autoscale_scan_interval", *_SECONDS),
     ("gpunodes_*_timeout_hung", *_SECONDS),
     ("gpunodes_kubeadm_limit", *_SECONDS),
     ("gpunodes_join_token_ttl", *_SECONDS),

@@ -17,7 +17,8 @@ from gpunodes.lab.mirror.tree import TreeEntry
 AUTOSCALER = "cluster-autoscaler"
 """The component of that image."""
 
-_MERGED = tuple(TreeEntry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
+MERGED = tuple(TreeEntry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
+"""The links of a merged /usr."""
 _ACCOUNTS = (
     TreeEntry("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"),
     TreeEntry("/etc/group", b"root:x:0:\nnogroup:x:65534:\n"),
@@ -43,12 +44,12 @@ def wanted_archives(archives: Sequence[Path], names: Sequence[str]) -> list[Path
         raise GpunodesError(f"Debian has no package {missing} for the lab's images") from missing
 
 
-def unpack(archive: Path) -> Iterator[TreeEntry]:
-    """The files and links of a .deb that an image needs."""
+def unpack(archive: Path, skipped: tuple[str, ...] = _SKIPPED) -> Iterator[TreeEntry]:
+    """The files and links of a .deb that an image needs, without what begins with one of ``skipped``."""
     data = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
-            if member.isdir() or member.name.startswith(_SKIPPED) or _CONVERTERS in member.name:
+            if member.isdir() or member.name.startswith(skipped) or _CONVERTERS in member.name:
                 continue
             path = member.name.removeprefix(".")
             if member.issym():
@@ -61,7 +62,7 @@ def iptables_tree(archives: Sequence[Path]) -> list[TreeEntry]:
     """A tree in which iptables and nft run: the packages' files over a merged /usr, with iptables' links."""
     files = {entry.path: entry for archive in archives for entry in unpack(archive)}
     links = [TreeEntry(path, link=target) for path, target in _IPTABLES.items() if path not in files]
-    return [*_MERGED, *_ACCOUNTS, *files.values(), *links]
+    return [*MERGED, *_ACCOUNTS, *files.values(), *links]
 
 
 def busybox_tree(archive: Path, scratch: Path) -> list[TreeEntry]:
@@ -74,7 +75,7 @@ def busybox_tree(archive: Path, scratch: Path) -> list[TreeEntry]:
     tool.chmod(0o755)
     applets = [name for name in run([tool, "--list"]).split() if name != "busybox"]
     return [
-        *_MERGED,
+        *MERGED,
         *_ACCOUNTS,
         TreeEntry("/usr/bin/busybox", program.content, 0o755),
         *(TreeEntry(f"/usr/bin/{name}", link="busybox") for name in applets),
