@@ -15,7 +15,7 @@ _SHOWN = 3
 
 
 class StillUsed(GpunodesError):  # noqa: N818 - reads as the sentence it makes
-    """A machine that was to be switched off is in use, or in someone's hands."""
+    """A machine that was to be switched off is in use, or others work on it."""
 
 
 def keep_empty(store: Store, name: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
 
@@ -97,6 +98,18 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
             for each in machines
         },
     }
+
+
+def role_pools(settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the role `autoscaler` needs of each pool: its priority, and what pods that keep spare machines on ask for."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, pool in scaled_pools(settings).items():
+        templates = [each["template"] for each in plan["machines"].values() if each["pool"] == name]
+        # One size for all pods: the smallest machine of the pool must hold it.
+        gpus = min((devices.counts(each["capacity"]).get(devices.GPU, 0) for each in templates), default=0)
+        taints = [dict(taint) for taint in templates[0]["taints"]] if templates else []
+        found[name] = {"priority": pool["priority"], "spare": pool["spare"], "gpus": gpus, "taints": taints}
+    return found
 
 
 def _bmc(settings: Mapping[str, Any], cas: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from gpunodes import settings
 from gpunodes.autoscale import plan
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
-from gpunodes.planner.autoscale import ScaledMachine, document, problems, scaled_pools
+from gpunodes.planner.autoscale import ScaledMachine, document, problems, role_pools, scaled_pools
 
 TEMPLATE = {"labels": {"gpunodes.dev/pool": "h100"}, "taints": [], "capacity": {"nvidia.com/gpu": "8"}}
 
@@ -106,3 +106,11 @@ def test_any_other_document_is_refused(change: Any) -> None:
     change(found)
     with pytest.raises(WrongInput, match="the plan of the power server is invalid"):
         plan.parse(found)
+
+
+def test_a_spare_pod_fits_on_the_smallest_machine_of_its_pool() -> None:
+    given = cluster(gpunodes_pools={"h100": {"max": 2, "spare": 1}})
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    small = {**TEMPLATE, "capacity": {"nvidia.com/gpu": "4"}, "taints": [taint]}
+    found = role_pools(given, document(given, [machine("w1", small), machine("w2")], {}))
+    assert found == {"h100": {"priority": 0, "spare": 1, "gpus": 4, "taints": [taint]}}

@@ -97,7 +97,7 @@ def up(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> Autos
             objects.write_plan(gathered.plan, gathered.passwords)
             names = [gathered.machines[node].name for node in present]
             report("", f"preparing {len(names)} machines and the control planes")
-            _run(fleet, names, given, archive, state="present")
+            _run(fleet, names, autoscale.role_pools(given, gathered.plan), archive, state="present")
     with _connected(fleet, "autoscale up") as (objects, _):
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
         _wait(objects, gathered)
@@ -118,7 +118,7 @@ def down(fleet: InventoryFleet, report: Report) -> AutoscaleStatus:
     with _connected(fleet, "autoscale down") as (objects, _):
         before = _status(objects)
         report("", "removing the autoscaler")
-        _run(fleet, [], fleet.settings(), None, state="absent")
+        _run(fleet, [], {}, None, state="absent")
         objects.delete_plan()
         if all(each.phase == Phase.ON for each in before.machines):
             objects.delete_states()
@@ -142,7 +142,7 @@ def _archive(given: Mapping[str, Any]) -> Path | None:
 
 
 def _run(
-    fleet: InventoryFleet, machines: Sequence[str], given: Mapping[str, Any], archive: Path | None, *, state: str
+    fleet: InventoryFleet, machines: Sequence[str], pools: Mapping[str, Any], archive: Path | None, *, state: str
 ) -> None:
     """Run the playbook on machines and all control planes; raises GpunodesError with the first cause."""
     control = control_planes.choose(fleet.inventory).machine
@@ -155,7 +155,7 @@ def _run(
     variables = {
         "autoscaler_state": state,
         "autoscaler_archive": str(archive or ""),
-        "autoscaler_pools": autoscale.scaled_pools(given),
+        "autoscaler_pools": pools,
     }
     names = [*machines, *(each.name for each in fleet.inventory.control_planes())]
     play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=control.name)
