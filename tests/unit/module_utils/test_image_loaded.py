@@ -23,7 +23,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     docker = (
         f'case "$*" in\n"image inspect"*) eval "grep \\"^\\$$# \\" {images}" | cut -d" " -f3 | grep .;;\n'
         f'"image ls"*) cut -d" " -f1 {images};;\nload*) cat "${{3#--input=}}" >>{images};;\n'
-        f'"image rm"*) sed -i "\\|^$3|d" {images};;\nesac'
+        f'"image rm"*) sed -i "\\|^$4|d" {images};;\nesac'
     )
     for name, text in {"docker": docker, "ctr": ctr}.items():
         (tmp_path / "bin").mkdir(exist_ok=True)

@@ -53,7 +53,9 @@ def remove(repository: str, check: bool) -> Report:
     for name in (each for each in _names() if each.rpartition(":")[0] == repository):
         report.add(f"remove {name}", Difference("images", {name: "present"}, {}))
         if not check:
-            must(["docker", "image", "rm", name] if containers.is_docker() else [*_CTR, "images", "rm", "--sync", name])
+            # A pod that is ending may still use it.
+            docker = ["docker", "image", "rm", "--force", name]
+            must(docker if containers.is_docker() else [*_CTR, "images", "rm", "--sync", name])
     return report
 
 
