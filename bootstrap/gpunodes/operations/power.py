@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpunodes import settings
 from gpunodes.engine import history, records
 from gpunodes.engine import power as powers
 from gpunodes.engine.cluster.api import OnWait
@@ -18,10 +19,11 @@ from gpunodes.engine.fleet import Fleet, InventoryFleet, match_nodes, unmatched
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.locks import NoLock
 from gpunodes.engine.machine_control import MachineControl
-from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble
+from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble, kinds
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.identity.matcher import Match
+from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import claims
 from gpunodes.operations.repair.context import Report, avoidable
@@ -96,6 +98,11 @@ def power(
         unverified = "the network shows whether it is on, and nothing responds to Wake-on-LAN"
     own, why = (match.same, match.why) if match else (None, unverified)
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
+
+
+def only_wakes(inventory: Inventory, machine: Machine) -> bool:
+    """Whether a machine has no BMC, and is switched on by Wake-on-LAN and off by a shutdown."""
+    return bool(settings.resolve(inventory.variables(machine.name))["gpunodes_bmc_type"] == kinds.WOL)
 
 
 SHUTDOWN_S = 300.0
