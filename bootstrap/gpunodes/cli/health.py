@@ -276,7 +276,7 @@ def _live(
 ) -> int:
     """Scan the machines of the inventory, once or repeatedly; returns the exit code."""
     from gpunodes.engine import scans
-    from gpunodes.operations import checked, scan
+    from gpunodes.operations import checked, scan, switched_off
     from gpunodes.views import health_map
 
     try:
@@ -295,6 +295,7 @@ def _live(
                 deadline_s=deadline,
                 parallel=parallel,
                 cluster=inventory.cluster,
+                off=switched_off.read(inventory),
             )
         finally:
             view.close()
@@ -324,4 +325,5 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
         terminal.echo(view.dump(view.document(verdicts)))
     else:
         terminal.report(view.listing(verdicts))
-    return ExitCode.DONE if all(verdict.state is State.HEALTHY for verdict in verdicts) else ExitCode.PARTLY
+    fine = {State.HEALTHY, State.OFF}
+    return ExitCode.DONE if all(verdict.state in fine for verdict in verdicts) else ExitCode.PARTLY

@@ -25,6 +25,8 @@ class State(StrEnum):
     """The state of a machine; ordered by ``rank``, the worst last."""
 
     HEALTHY = "healthy"
+    OFF = "off"
+    """The autoscaler keeps it off, so it does not respond."""
     DEGRADED = "degraded"
     """It works, but something must be restarted, reset or watched."""
     UNKNOWN = "unknown"
@@ -164,7 +166,7 @@ class Verdict:
     kernel_lines: int = 0
     """The number of kernel lines that were read."""
     wanted: str = ""
-    """For the state `UNKNOWN`: why, and what to supply."""
+    """For the state `UNKNOWN`: why, and what to supply. For the state `OFF`: since when, and why."""
 
 
 @dataclass(frozen=True, slots=True)

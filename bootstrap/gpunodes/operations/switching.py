@@ -31,8 +31,6 @@ from gpunodes.repair.policy import Node
 
 REASON = "switched off by `gpunodes power`"
 """The reason of the maintenance: only that one ends when the machine is on again."""
-_OFF_SEEN = 2
-"""A BMC may report a state of before the order once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +187,10 @@ def _switch_off(
     if boot_id:
         report(machine.name, "shutting its system down")
         control.shut_down(boot_id)
-        if _off_within(bmc, limits.shutdown, limits.poll):
+        if powers.off_within(bmc, limits.shutdown, limits.poll):
             return
         report(machine.name, f"its system did not end within {limits.shutdown:.0f} s: switching its power off")
     powers.change(bmc, Order.OFF)
-
-
-def _off_within(bmc: powers.Power, limit_s: float, poll_s: float) -> bool:
-    deadline, seen = time.monotonic() + limit_s, 0
-    while seen < _OFF_SEEN:
-        seen = seen + 1 if bmc.state() is PowerState.OFF else 0
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(poll_s)
-    return True
 
 
 def _wait_ready(

@@ -161,6 +161,8 @@ _CLUSTER_NODE = {
     "reason": str,
     "maintenance": str,
     "schedulable": bool,
+    "provider_id": Optional(Pattern("providerID", r"[!-~]{0,300}")),
+    "starting": Optional(bool),
     "machine_id": str,
     "product_uuid": str,
     "boot_id": str,

@@ -827,6 +827,10 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             )
         },
     ),
+    "node_registration": (
+        lambda _: {"node": "worker-1", "provider_id": "gpunodes://worker-1"},
+        {"Node worker-1": ({"providerID": ""}, {"providerID": "gpunodes://worker-1"})},
+    ),
     "node_removed": (
         node_removed,
         {"nodes": ({"worker-1": "present"}, {}), "pods": ({"default/web": "on worker-1"}, {})},
