@@ -205,7 +205,7 @@ def test_a_node_that_another_command_took_during_the_drain_is_left_as_it_is(plac
     place.api.add_pod("train", "w1")
     place.api.budgeted.add("train")
     place.api.before = lambda _, path: steal(place) if path.endswith("/eviction") else None
-    with pytest.raises(GpunodesError, match="cannot leave|was taken by"):
+    with pytest.raises(GpunodesError, match=r"cannot leave|was taken by"):
         switch(place, "off")
     assert switching.REASON in mark(place), "its cordon may be that of the other command now"
     assert place.api.nodes["w1"]["spec"]["unschedulable"]
