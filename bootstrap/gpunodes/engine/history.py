@@ -17,10 +17,9 @@ from typing import Any
 from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
+from gpunodes.shape import LATEST
 
 _FILE = "history.jsonl"
-_MAX_TIME = 253402300800.0
-"""The year 10000, in seconds since 1970: the datetime module supports no later date."""
 
 
 class EntryKind(StrEnum):
@@ -207,6 +206,6 @@ def _parse(line: str) -> HistoryEntry | None:
         return None
     texts = (entry.machine, entry.what, entry.outcome, entry.detail, entry.repair, entry.cluster, entry.by, *evidence)
     # In Python, True is an int; NaN fails the range check.
-    numbers = (type(each) in (int, float) and 0 <= each < _MAX_TIME for each in (entry.time, entry.seconds))
+    numbers = (type(each) in (int, float) and 0 <= each < LATEST for each in (entry.time, entry.seconds))
     typed = isinstance(evidence, list) and all(isinstance(text, str) for text in texts) and all(numbers)
     return entry if typed else None

@@ -341,6 +341,28 @@ def test_a_new_audit_policy_restarts_the_api_server(machine: ControlPlane) -> No
     assert settings.apply(given, 1, check=False).actions == []
 
 
+def test_an_interrupted_undo_restarts_the_api_server_with_its_earlier_audit_policy(
+    machine: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the server goes on with the policy that was taken back, until it happens to restart."""
+    policy = machine.root / "audit-policy.json"
+    policy.write_text('{"rules": []}')
+    settings.apply(wanted(machine), 1, check=False)
+    new = machine.ids("kube-apiserver")
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(settings, "_restart", killed)
+        with pytest.raises(Killed):
+            settings.undo(1, check=False)
+    settings.undo(1, check=False)
+    assert json.loads(policy.read_text()) == {"rules": []}
+    assert machine.ids("kube-apiserver") != new
+    assert not (machine.root / "kept").exists()
+
+
 def test_after_an_apply_the_state_before_can_be_brought_back_until_it_is_verified(machine: ControlPlane) -> None:
     before, given = state(machine), wanted(scheduler={"v": "4"}, etcd={"quota": "8"})
     settings.apply(given, 1, check=False)

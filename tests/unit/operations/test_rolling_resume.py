@@ -268,6 +268,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Fleet, Mem
         {"options": {"max_unavailable": "1", "canary": 0, "soak_s": 1e400, "windows": [], "wait_for_jobs_s": 0}},
         {"options": {"max_unavailable": "1", "canary": 0, "soak_s": 0, "windows": ["x"], "wait_for_jobs_s": 0}},
         {"parameters": {"version": {"a": 1}}}, {"parameters": []}, {"started": "now"}, {"stopped": None},
+        {"started": 1e18}, {"started": -1}, {"soak_since": 1e18},
         {"ended": {"w0": {"outcome": "rooted", "why": ""}}}, {"canaries": ["w1"]},
     ],
 )  # fmt: skip
