@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +19,6 @@ SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
 _PEM = "-----BEGIN"
 _POLL_S = 5.0
-_OFF_SEEN = 2
-"""A BMC may report a state of before the order once."""
 
 
 class AlreadyOn(GpunodesError):  # noqa: N818 - reads as the sentence it makes
@@ -80,7 +77,7 @@ class BmcMachines:
             if not self._is_shut_down(bmc):
                 self._leases.confirm(name)
                 powers.change(bmc, Order.OFF)
-                self._wait_off(bmc, self._shutdown_s)
+                powers.off_within(bmc, self._shutdown_s, _POLL_S)
             self._leases.confirm(name)
             then()
         finally:
@@ -120,12 +117,4 @@ class BmcMachines:
                 if problem.trouble is not powers.Trouble.REFUSED:
                     raise
                 return False
-        return self._wait_off(bmc, self._shutdown_s)
-
-    def _wait_off(self, bmc: powers.Power, limit_s: float) -> bool:
-        deadline, seen = time.monotonic() + limit_s, 0
-        while (seen := seen + 1 if bmc.state() is PowerState.OFF else 0) < _OFF_SEEN:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_S)
-        return True
+        return powers.off_within(bmc, self._shutdown_s, _POLL_S)

@@ -14,9 +14,8 @@ from gpunodes.engine.cluster.errors import Refused
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.engine.cluster.nodes import path
 from gpunodes.errors import GpunodesError
+from gpunodes.repair.switched_off import CONFIG_MAP as NAME
 
-NAME = "gpunodes-autoscaler-state"
-"""The ConfigMap with the states, in the namespace kube-system."""
 POOL_LABEL = "gpunodes.dev/pool"
 _MAPS = "/api/v1/namespaces/kube-system/configmaps"
 _MERGE = "application/merge-patch+json"

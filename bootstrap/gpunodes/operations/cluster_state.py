@@ -61,12 +61,13 @@ def read(command: Command, scans: Scans, own: Collection[str] = ()) -> ClusterSt
     nodes = {node.name: _locked(node) if lock_name(node.name) in live else node for node in every}
     others = {name: seen for name, seen in live.items() if name not in map(lock_name, own)}
     matches = match_nodes(command.fleet, every, scans)
-    off = match_switched(command.fleet, switched, scans)
     # While a machine stops, it still has its node, which alone identifies it.
     with_node = {name: match.node.name for name, match in matches.items() if match.node}
-    off |= {name: switched[node] for name, node in with_node.items() if node in switched}
+    gone = {node for node, each in switched.items() if node in nodes and each.is_off(ready=nodes[node].ready)}
+    off = {name: each for name, each in match_switched(command.fleet, switched, scans).items() if name not in with_node}
+    off |= {name: switched[node] for name, node in with_node.items() if node in gone}
     return ClusterState(
-        {name: node for name, node in nodes.items() if name not in switched},
+        {name: node for name, node in nodes.items() if name not in gone},
         {name: (None, off[name].described) if name in off else _node(nodes, match) for name, match in matches.items()},
         {name: f"{described(seen.holder)}, since {seen.since}" for name, seen in others.items()},
         off,

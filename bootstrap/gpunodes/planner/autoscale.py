@@ -9,6 +9,7 @@ from typing import Any
 from gpunodes.ansible.module_utils import devices
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
+from gpunodes.planner.scaled_pools import scaled
 
 _LIMITS = {
     "idle_s": "gpunodes_autoscale_idle_timeout",
@@ -17,16 +18,6 @@ _LIMITS = {
 }
 _BMC = ("type", "address", "user", "system", "verify", "command", "identity")
 """The settings gpunodes_bmc_* of the plan; the password is in a Secret."""
-
-
-def scaled_pools(settings: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """The pools that scale, those with ``max`` in gpunodes_pools, with all their numbers."""
-    given: Mapping[str, Mapping[str, Any]] = settings["gpunodes_pools"] or {}
-    return {
-        str(name): {key: int(each.get(key, 0)) for key in ("min", "max", "priority", "spare")}
-        for name, each in sorted(given.items())
-        if each and "max" in each
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +60,7 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
 
     Raises WrongInput for a pool without a machine.
     """
-    pools = scaled_pools(settings)
+    pools = scaled(settings["gpunodes_pools"])
     for pool in pools:
         if not any(each.pool == pool for each in machines):
             raise WrongInput(f"the pool {pool} of gpunodes_pools has no machine", "workers in its group", "correct it")
@@ -83,7 +74,9 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
     return {
         "version": 1,
         **{key: float(settings[name]) for key, name in _LIMITS.items()},
-        "pools": {name: {key: each[key] for key in ("min", "max", "priority")} for name, each in pools.items()},
+        "pools": {
+            name: {"min": each.least, "max": each.most, "priority": each.priority} for name, each in pools.items()
+        },
         "machines": {
             each.node: {
                 "pool": each.pool,
@@ -101,14 +94,14 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
 
 
 def role_pools(settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the role `autoscaler` needs of each pool: its priority, and what pods that keep spare machines on ask for."""
+    """What the role `autoscaler` needs of each pool: its priority, and what pods on spare machines ask for."""
     found: dict[str, dict[str, Any]] = {}
-    for name, pool in scaled_pools(settings).items():
+    for name, pool in scaled(settings["gpunodes_pools"]).items():
         templates = [each["template"] for each in plan["machines"].values() if each["pool"] == name]
         # One size for all pods: the smallest machine of the pool must hold it.
         gpus = min((devices.counts(each["capacity"]).get(devices.GPU, 0) for each in templates), default=0)
         taints = [dict(taint) for taint in templates[0]["taints"]] if templates else []
-        found[name] = {"priority": pool["priority"], "spare": pool["spare"], "gpus": gpus, "taints": taints}
+        found[name] = {"priority": pool.priority, "spare": pool.spare, "gpus": gpus, "taints": taints}
     return found
 
 

@@ -29,6 +29,12 @@ def scaling(pools: object, pool: str) -> Scaling | None:
     return Scaling(least, most, priority, spare)
 
 
+def scaled(pools: object) -> dict[str, Scaling]:
+    """The pools that scale, by name."""
+    names = sorted(map(str, pools)) if isinstance(pools, Mapping) else []
+    return {name: found for name in names if (found := scaling(pools, name))}
+
+
 def scales(pools: object, pool: str) -> bool:
     """Whether the pool of this name scales; "" is none."""
     return scaling(pools, pool) is not None
@@ -36,4 +42,4 @@ def scales(pools: object, pool: str) -> bool:
 
 def any_scales(pools: object) -> bool:
     """Whether one of the pools scales."""
-    return isinstance(pools, Mapping) and any(scales(pools, str(name)) for name in pools)
+    return bool(scaled(pools))

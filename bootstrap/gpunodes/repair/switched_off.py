@@ -10,6 +10,7 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gpunodes import shape
 from gpunodes.identity.model import MachineIdentity
@@ -18,8 +19,17 @@ from gpunodes.shape import Optional, Pattern
 
 CONFIG_MAP = "gpunodes-autoscaler-state"
 """Its name in kube-system; it has the state of each machine under the name of its node."""
-OFF, STOPPING, BY_HAND = "off", "stopping", "by-hand"
-_ON_PURPOSE = frozenset({OFF, STOPPING, BY_HAND})
+_ON_PURPOSE: Mapping[str, str] = {
+    "off": "switched off by the autoscaler since",
+    "stopping": "the autoscaler is switching it off since",
+    "by-hand": "switched off by a user, as the autoscaler saw, since",
+    "starting": "the autoscaler is switching it on since",
+    "giving-up": "it did not come into service, and the autoscaler is switching it off since",
+    "failed": "it did not come into service, and was switched off by the autoscaler since",
+}
+"""Phases (autoscale/state.py) in which nobody else may switch a machine, and what they are called."""
+_BY_HAND = "by-hand"
+_WITH_NODE = frozenset({"stopping", "starting", "giving-up"})
 _STATE = {"phase": Pattern("phase", r"[a-z-]{1,20}"), "since": float, "reason": Optional(str)}
 _NODE = Pattern("node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LONGEST = 1 << 20
@@ -38,8 +48,17 @@ class Switched:
 
     @property
     def on_purpose(self) -> bool:
-        """Whether the machine is off, or on its way there, because nothing needs it or a user wants that."""
+        """Whether the machine is off, or on its way there or back, because the autoscaler or a user wants that."""
         return self.phase in _ON_PURPOSE
+
+    def is_off(self, *, ready: bool | None) -> bool:
+        """Whether that still holds where the machine has a node; ``ready``: whether that is, None without a node.
+
+        A node of a machine that is off or failed is newer than the record: the autoscaler deletes it first.
+        """
+        if ready is None or not self.on_purpose:
+            return self.on_purpose
+        return self.phase in _WITH_NODE or (self.phase == _BY_HAND and not ready)
 
     @property
     def described(self) -> str:
@@ -49,11 +68,7 @@ class Switched:
     @property
     def why(self) -> str:
         """Who switched it off, when, and why."""
-        what = {
-            OFF: "switched off by the autoscaler since",
-            STOPPING: "the autoscaler is switching it off since",
-            BY_HAND: "switched off by a user, as the autoscaler saw, since",
-        }.get(self.phase, f"{self.phase} since")
+        what = _ON_PURPOSE.get(self.phase, f"{self.phase} since")
         moment = dt.datetime.fromtimestamp(self.since, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
         reason = f" ({printable(self.reason)[:_SHOWN]})" if self.reason else ""
         return f"{what} {moment}{reason}"
@@ -68,6 +83,7 @@ def parse(data: object) -> dict[str, Switched]:
 
 
 def _parsed(text: object) -> Switched | None:
+    document: Any = None
     try:
         document = json.loads(text) if isinstance(text, str) and len(text) <= _LONGEST else None
     except (ValueError, RecursionError):

@@ -114,7 +114,7 @@ def test_it_is_read_with_one_request_and_is_empty_without_an_autoscaler() -> Non
     place = fleet(1)
     cluster = Cluster(place.session(), patience_s=0)
     assert cluster.switched_off() == {}
-    place.api.switched = {"w0": text(), "w1": text("starting")}
+    place.api.switched = {"w0": text(), "w1": text("on")}
     calls = place.api.calls
     assert set(cluster.switched_off()) == {"w0"}
     assert place.api.calls == calls + 1
@@ -279,3 +279,21 @@ def test_the_plan_of_an_upgrade_leaves_it_out_with_a_warning(tmp_path: Path, mon
     with pytest.raises(Stop):
         upgrade_plan.run(inventory(tmp_path), "1.37", type("View", (), {"begin": lambda *_: None})())
     assert read == ["c1", "w0"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "ready", "is_off"),
+    [
+        ("off", None, True),
+        ("off", False, False),  # its node is newer than this record
+        ("failed", True, False),
+        ("stopping", True, True),
+        ("starting", False, True),
+        ("by-hand", False, True),
+        ("by-hand", True, False),
+        ("on", None, False),
+        ("on", True, False),
+    ],
+)
+def test_a_node_in_service_ends_what_was_recorded(phase: str, ready: bool | None, is_off: bool) -> None:
+    assert parse({"w0": text(phase)})["w0"].is_off(ready=ready) is is_off

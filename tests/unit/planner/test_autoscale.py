@@ -10,7 +10,7 @@ from gpunodes import settings
 from gpunodes.autoscale import plan
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
-from gpunodes.planner.autoscale import ScaledMachine, document, problems, role_pools, scaled_pools
+from gpunodes.planner.autoscale import ScaledMachine, document, problems, role_pools
 
 TEMPLATE = {"labels": {"gpunodes.dev/pool": "h100"}, "taints": [], "capacity": {"nvidia.com/gpu": "8"}}
 
@@ -22,12 +22,6 @@ def machine(name: str, template: Any = TEMPLATE, **given: Any) -> ScaledMachine:
 
 def cluster(**given: Any) -> dict[str, Any]:
     return settings.resolve({"gpunodes_pools": {"h100": {"max": 2, "priority": 5}, "cpu": {}}, **given})
-
-
-def test_only_pools_with_a_max_scale() -> None:
-    assert scaled_pools(cluster()) == {"h100": {"min": 0, "max": 2, "priority": 5, "spare": 0}}
-    assert scaled_pools(settings.resolve({})) == {}
-    assert scaled_pools(settings.resolve({"gpunodes_pools": {"a": None}})) == {}
 
 
 def test_the_document_is_one_that_the_server_reads() -> None:

@@ -26,6 +26,7 @@ def command(dry_run: bool, yes: bool, inventory_path: Path, as_json: bool) -> in
     from gpunodes.operations import checked
     from gpunodes.operations.autoscale import commands
     from gpunodes.views import autoscale as view_of
+    from gpunodes.views import text
 
     if not dry_run:
         terminal.check_confirmable("autoscale up", yes=yes)
@@ -36,7 +37,11 @@ def command(dry_run: bool, yes: bool, inventory_path: Path, as_json: bool) -> in
             "machines are switched off when they are idle, and the passwords of their BMCs are stored in the cluster",
             yes=yes,
         )
-    found = commands.up(fleet, report, dry_run=dry_run)
+    view = text.progress()
+    try:
+        found = commands.up(fleet, view, report, dry_run=dry_run)
+    finally:
+        view.close()
     if as_json:
         terminal.echo(view_of.document_of(found))
     else:

@@ -161,9 +161,11 @@ def write_archive(target: Path, image: OciImage, blobs: Blobs, architecture: str
     }
     files = {"index.json": _json(index), "manifest.json": json.dumps([docker], separators=(",", ":")).encode()}
     files["oci-layout"] = _json({"imageLayoutVersion": "1.0.0"})
-    contents = {_path(blob): blobs.path(blob) for blob in (configuration, stored, *image.layers)}
+    contents: dict[str, bytes | Path] = {
+        _path(blob): blobs.path(blob) for blob in (configuration, stored, *image.layers)
+    }
     with target.open("wb") as stream:
-        write_tar(stream, [TreeEntry(f"/{path}", content) for path, content in sorted({**files, **contents}.items())])
+        write_tar(stream, [TreeEntry(f"/{path}", content) for path, content in sorted({**contents, **files}.items())])
     return stored.digest
 
 

@@ -16,11 +16,14 @@ from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet, repair_settings
 from gpunodes.engine.leases.held import Leases
-from gpunodes.errors import GpunodesError, Interrupted, WrongInput
-from gpunodes.model import Event, TaskEnded
+from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
+from gpunodes.model import Event, Machine, Severity, TaskEnded
+from gpunodes.operations import registration
 from gpunodes.operations.autoscale.gathering import Gathered, cluster_settings, gather
 from gpunodes.operations.autoscale.objects import Objects
 from gpunodes.operations.repair.context import Report
+from gpunodes.operations.run import RunOptions, carry_out
+from gpunodes.operations.tracker import RunView
 from gpunodes.planner import autoscale
 
 _PLAYBOOK = "autoscale.yml"
@@ -72,33 +75,28 @@ def _connected(fleet: InventoryFleet, command: str) -> Iterator[tuple[Objects, L
         yield objects, leases
 
 
-def up(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> AutoscaleStatus:
+def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = False) -> AutoscaleStatus:
     """Install the autoscaler, or bring it to the settings; returns what it does with each machine.
 
     Raises WrongInput for every machine of a pool that scales which cannot be switched, before anything is changed; Held
-    while another command works on a machine whose node is marked; GpunodesError if the pod does not become ready.
+    while another command works on such a machine; GpunodesError for a machine that cannot be prepared, and if the pod
+    does not become ready.
     """
     given = cluster_settings(fleet)
     archive = _archive(given)
-    with _connected(fleet, "autoscale up") as (objects, leases):
+    with _connected(fleet, "autoscale up") as (objects, _):
         nodes = objects.seen_nodes()
         states = objects.states(create=False)
         gathered = gather(fleet, objects, nodes, states)
         plans.parse(dict(gathered.plan))
         if dry_run:
-            return AutoscaleStatus(
-                objects.is_running(),
-                _pools(gathered.plan, nodes),
-                _machines(gathered.plan, nodes, states),
-                _changes(gathered, nodes),
-            )
-        present = [node for node in gathered.machines if node in nodes]
-        with leases.holding(present):
-            objects.write_plan(gathered.plan, gathered.passwords)
-            names = [gathered.machines[node].name for node in present]
-            report("", f"preparing {len(names)} machines and the control planes")
-            _run(fleet, names, autoscale.role_pools(given, gathered.plan), archive, state="present")
+            pools, machines = _pools(gathered.plan, nodes), _machines(gathered.plan, nodes, states)
+            return AutoscaleStatus(objects.is_running(), pools, machines, _changes(gathered, nodes))
+    _register(fleet, [gathered.machines[node] for node in gathered.machines if node in nodes], view)
     with _connected(fleet, "autoscale up") as (objects, _):
+        report("", "writing the plan, and installing the autoscaler on the control planes")
+        objects.write_plan(gathered.plan, gathered.passwords)
+        _run(fleet, autoscale.role_pools(given, gathered.plan), archive, state="present")
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
         _wait(objects, gathered)
         return _status(objects)
@@ -118,7 +116,7 @@ def down(fleet: InventoryFleet, report: Report) -> AutoscaleStatus:
     with _connected(fleet, "autoscale down") as (objects, _):
         before = _status(objects)
         report("", "removing the autoscaler")
-        _run(fleet, [], {}, None, state="absent")
+        _run(fleet, {}, None, state="absent")
         objects.delete_plan()
         if all(each.phase == Phase.ON for each in before.machines):
             objects.delete_states()
@@ -141,10 +139,25 @@ def _archive(given: Mapping[str, Any]) -> Path | None:
     return path.absolute()
 
 
-def _run(
-    fleet: InventoryFleet, machines: Sequence[str], pools: Mapping[str, Any], archive: Path | None, *, state: str
-) -> None:
-    """Run the playbook on machines and all control planes; raises GpunodesError with the first cause."""
+def _register(fleet: InventoryFleet, machines: Sequence[Machine], view: RunView) -> None:
+    """Let machines register their nodes by themselves; raises GpunodesError with the first cause."""
+    if not machines:
+        return
+    done = carry_out(registration.OPERATION, fleet.inventory, machines, view, RunOptions())
+    if done.interrupted:
+        raise Interrupted
+    if done.exit_code is not ExitCode.DONE:
+        causes = [str(finding) for finding in done.findings if finding.severity is Severity.ERROR]
+        causes += [f"{each.name}: {each.cause}" for each in done.machines if each.cause]
+        raise GpunodesError(
+            causes[0] if causes else "the machines could not be prepared",
+            "machines that register their nodes by themselves",
+            f"run the same command again; the log is {done.log}",
+        )
+
+
+def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, *, state: str) -> None:
+    """Run the playbook on all control planes; raises GpunodesError with the first cause."""
     control = control_planes.choose(fleet.inventory).machine
     failures: list[TaskEnded] = []
 
@@ -157,7 +170,7 @@ def _run(
         "autoscaler_archive": str(archive or ""),
         "autoscaler_pools": pools,
     }
-    names = [*machines, *(each.name for each in fleet.inventory.control_planes())]
+    names = [each.name for each in fleet.inventory.control_planes()]
     play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=control.name)
     ended = runner.run(play, journal.open_run("autoscale"), on_event)
     if ended.interrupted:

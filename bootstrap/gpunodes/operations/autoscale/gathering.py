@@ -18,6 +18,7 @@ from gpunodes.errors import WrongInput, together
 from gpunodes.model import Machine, Role
 from gpunodes.planner import autoscale, desired
 from gpunodes.planner.autoscale import ScaledMachine
+from gpunodes.planner.scaled_pools import any_scales, scaled
 
 _MAX_CA = 64 << 10
 """Bytes of a CA file that go into the plan, which is one object of the cluster."""
@@ -37,7 +38,7 @@ class Gathered:
 def cluster_settings(fleet: InventoryFleet) -> Mapping[str, Any]:
     """The settings that the whole cluster has once; raises WrongInput if no pool scales."""
     found = fleet.settings()
-    if not autoscale.scaled_pools(found):
+    if not any_scales(found["gpunodes_pools"]):
         raise WrongInput(
             "no pool scales",
             "a pool with max in gpunodes_pools, such as {h100: {min: 0, max: 4}}",
@@ -51,7 +52,7 @@ def gather(
 ) -> Gathered:
     """Read what the power server must know; raises WrongInput for every machine that it cannot switch, at once."""
     given = cluster_settings(fleet)
-    pools = autoscale.scaled_pools(given)
+    pools = scaled(given["gpunodes_pools"])
     machines = {
         machine.name: machine
         for machine in fleet.inventory.machines(Role.WORKER)

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.autoscale.store import NAME as STATES
 from gpunodes.autoscale.store import Store
 from gpunodes.engine.cluster.api import NOT_FOUND
 from gpunodes.engine.cluster.errors import Refused
+from gpunodes.repair.switched_off import CONFIG_MAP as STATES
 
 PLAN, PASSWORDS, DEPLOYMENT = "gpunodes-autoscaler", "gpunodes-autoscaler-bmc", "gpunodes-autoscaler"
 _CORE = "/api/v1/namespaces/kube-system"
