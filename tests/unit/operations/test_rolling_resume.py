@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -126,9 +127,12 @@ def test_a_resumed_roll_out_keeps_its_options_and_its_budget(monkeypatch: pytest
     roll_out(place, work, max_unavailable=Budget(2), canary=1)
     work.failing.clear()
     most = []
-    work.during = lambda *_: most.append(
-        sum(bool(node["spec"].get("unschedulable")) for node in place.api.nodes.values())
-    )
+
+    def during(*_: Any) -> None:
+        time.sleep(0.2)  # the second machine begins meanwhile
+        most.append(sum(bool(node["spec"].get("unschedulable")) for node in place.api.nodes.values()))
+
+    work.during = during
     assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
     assert max(most) == 2
 
