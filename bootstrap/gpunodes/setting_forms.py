@@ -68,7 +68,11 @@ def _is_pool(value: Any) -> bool:
         return True
     if not isinstance(value, Mapping) or not {"max"} <= set(value) <= {"min", "max", "priority", "spare"}:
         return False
-    numbers = [each for each in value.values() if type(each) is int and 0 <= each <= _MOST_MACHINES]
+    numbers = [
+        each
+        for each in value.values()
+        if isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= _MOST_MACHINES
+    ]
     return len(numbers) == len(value) and value.get("min", 0) <= value["max"]
 
 

@@ -21,6 +21,7 @@ import yaml
 from gpunodes import cli, kubeconfig
 from gpunodes.cli import (
     addons,
+    autoscale,
     certs,
     endpoint,
     etcd,
@@ -673,6 +674,9 @@ ELSEWHERE = {
     "endpoint set": "its playbook is walked above",
     "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
     "os upgrade": "as gpu upgrade start",
+    "autoscale up": "its playbook is walked above; tests/unit/operations/test_autoscale_commands.py has a hostile cluster",
+    "autoscale status": "as autoscale up",
+    "autoscale down": "as autoscale up",
     "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
     "runtime upgrade": "as gpu upgrade start",
     "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
@@ -697,7 +701,7 @@ def test_every_command_is_walked() -> None:
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
-    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS}
+    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS, "autoscale": autoscale.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}
