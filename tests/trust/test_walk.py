@@ -674,7 +674,7 @@ ELSEWHERE = {
     "endpoint set": "its playbook is walked above",
     "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
     "os upgrade": "as gpu upgrade start",
-    "autoscale up": "its playbook is walked above; tests/unit/operations/test_autoscale_commands.py has a hostile cluster",
+    "autoscale up": "its playbook is walked above; test_autoscale_commands.py has a hostile cluster",
     "autoscale status": "as autoscale up",
     "autoscale down": "as autoscale up",
     "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
