@@ -159,13 +159,14 @@ def write_archive(target: Path, image: OciImage, blobs: Blobs, architecture: str
         "RepoTags": [reference],
         "Layers": [_path(layer) for layer in image.layers],
     }
-    files = {"index.json": _json(index), "manifest.json": json.dumps([docker], separators=(",", ":")).encode()}
-    files["oci-layout"] = _json({"imageLayoutVersion": "1.0.0"})
-    contents: dict[str, bytes | Path] = {
-        _path(blob): blobs.path(blob) for blob in (configuration, stored, *image.layers)
+    files: dict[str, bytes | Path] = {
+        "index.json": _json(index),
+        "manifest.json": json.dumps([docker], separators=(",", ":")).encode(),
+        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
+        **{_path(blob): blobs.path(blob) for blob in (configuration, stored, *image.layers)},
     }
     with target.open("wb") as stream:
-        write_tar(stream, [TreeEntry(f"/{path}", content) for path, content in sorted({**contents, **files}.items())])
+        write_tar(stream, [TreeEntry(f"/{path}", files[path]) for path in sorted(files)])
     return stored.digest
 
 
