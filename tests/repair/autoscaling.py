@@ -114,7 +114,7 @@ def running(
         session = held.enter_context(contextlib.closing(server_session(server)))
         power = PowerServer(planned, Store(session), fleet)
         power.begin()
-        address = "127.0.0.1:18086"
+        address = f"unix://{server.folder}/power"
         listening = service.start(power, address)
         held.callback(lambda: listening.stop(None).wait())
         stop = threading.Event()

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from gpunodes.ansible.filter import general as filters
+from gpunodes.autoscale import service
 
 ROLE = Path(__file__).parents[2] / "roles" / "autoscaler"
 POOLS = {
@@ -121,7 +122,7 @@ def test_only_the_power_server_has_the_passwords() -> None:
     [bmc] = [volume for volume in pod()["spec"]["volumes"] if volume["name"] == "bmc"]
     assert bmc["secret"] == {"secretName": "gpunodes-autoscaler-bmc", "defaultMode": 0o400}
     mounts = {name: {each["name"] for each in container["volumeMounts"]} for name, container in containers().items()}
-    assert mounts == {"cluster-autoscaler": {"cloud"}, "power": {"plan", "bmc", "tmp"}}
+    assert mounts == {"cluster-autoscaler": {"cloud", "socket"}, "power": {"plan", "bmc", "tmp", "socket"}}
     # The folder of Python's modules is /usr: what the pod writes is in memory only.
     [tmp] = [volume for volume in pod()["spec"]["volumes"] if volume["name"] == "tmp"]
     assert tmp["emptyDir"]["medium"] == "Memory"
@@ -149,10 +150,16 @@ def test_the_autoscaler_gets_the_times_of_the_settings() -> None:
     }
 
 
-def test_both_listen_on_this_machine_only() -> None:
-    cloud = rendered()["ConfigMap", "gpunodes-autoscaler-cloud"]["data"]["cloud.yaml"]
-    assert yaml.safe_load(cloud) == {"address": "127.0.0.1:8086"}
-    assert containers()["power"]["readinessProbe"]["tcpSocket"] == {"host": "127.0.0.1", "port": 8086}
+def test_only_the_autoscaler_can_call_the_power_server() -> None:
+    """On the network of the machine any user of it could; the folder of the socket is in no other container."""
+    cloud = yaml.safe_load(rendered()["ConfigMap", "gpunodes-autoscaler-cloud"]["data"]["cloud.yaml"])
+    assert cloud == {"address": service.ADDRESS}
+    folder = str(Path(service.ADDRESS.removeprefix("unix://")).parent)
+    [socket] = [each for each in pod()["spec"]["volumes"] if each["name"] == "socket"]
+    assert "emptyDir" in socket
+    for each in containers().values():
+        assert {"name": "socket", "mountPath": folder} in each["volumeMounts"]
+    assert containers()["power"]["readinessProbe"]["exec"]["command"][-1].startswith(f"test -S {folder}/")
     assert containers()["cluster-autoscaler"]["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
 
 

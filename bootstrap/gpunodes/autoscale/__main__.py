@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -24,15 +23,14 @@ from gpunodes.errors import ExitCode, GpunodesError, sentence
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its account (kubernetes.io, "Accessing the Kubernetes API from a Pod")."""
-_CHECK_S = 5.0
+_END_S = 5.0
+"""Seconds that calls get at the end."""
 log = logging.getLogger("gpunodes.autoscale")
 
 
 def main() -> int:
     """Run until SIGTERM; the exit status."""
     arguments = _arguments()
-    if arguments.check:
-        return _check(arguments.listen)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,7 +67,7 @@ def _serve(arguments: argparse.Namespace, stop: threading.Event) -> int:
             log.error("%s", server.overtaken)
         return ExitCode.FAILED if server.overtaken else ExitCode.DONE
     finally:
-        listening.stop(grace=_CHECK_S).wait()
+        listening.stop(grace=_END_S).wait()
         leases.close()
         session.close()
 
@@ -90,24 +88,12 @@ def _own_kubeconfig() -> Path:
     return path
 
 
-def _check(address: str) -> int:
-    """Whether a power server listens, for the kubelet's probe."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), _CHECK_S).close()
-    except OSError as error:
-        print(error)  # noqa: T201 - for the kubelet's Event
-        return ExitCode.FAILED
-    return ExitCode.DONE
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpunodes-power", description=__doc__)
     parser.add_argument("--plan", type=Path, default=Path("/etc/gpunodes/plan.json"))
     parser.add_argument("--passwords", type=Path, default=Path("/run/gpunodes/bmc"))
     parser.add_argument("--kubeconfig", type=Path, help="of an account; default: that of the pod")
     parser.add_argument("--listen", default=service.ADDRESS)
-    parser.add_argument("--check", action="store_true", help="only check that a power server listens")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """The power server's gRPC service: the autoscaler's calls, in its words. The only file that uses grpcio.
 
-It listens on loopback only: the autoscaler is in the same pod.
+It listens on a socket in a folder that only the two containers of the pod have: who calls it switches machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.errors import GpunodesError, sentence
 
 log = logging.getLogger(__name__)
-ADDRESS = "127.0.0.1:8086"
+ADDRESS = "unix:///run/gpunodes/power/socket"
 GPU_LABEL = "gpunodes.dev/gpu"
 _CALLS_AT_ONCE = 4
 _SERVICE = f"{messages.PACKAGE}.CloudProvider"
@@ -132,7 +132,7 @@ def _node(pool: str, found: NodeShape) -> Any:
 
 
 def start(server: PowerServer, address: str = ADDRESS) -> grpc.Server:
-    """Answer the autoscaler at an address of this machine from now on."""
+    """Answer the autoscaler at a socket from now on."""
     service = Service(server)
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
