@@ -31,7 +31,11 @@ def read(inventory: Inventory) -> dict[str, Switched]:
     with contextlib.suppress(GpunodesError):
         fleet = InventoryFleet(inventory)
         with contextlib.closing(fleet.session()) as session:
-            return match_switched(fleet, Cluster(session, patience_s=0.0).switched_off(), {})
+            cluster = Cluster(session, patience_s=0.0)
+            switched = cluster.switched_off()
+            ready = {node.name: node.ready for node in cluster.nodes()} if switched else {}
+            off = {name: each for name, each in switched.items() if each.is_off(ready=ready.get(name))}
+            return match_switched(fleet, off, {})
     return {}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.cli import common
 from gpunodes.cli import status as status_command
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import InventoryFleet
@@ -14,6 +15,7 @@ from gpunodes.errors import ExitCode
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.inventory import Inventory
+from gpunodes.model import Role
 from gpunodes.operations import cluster_state, scan, switched_off, upgrade_plan
 from gpunodes.operations.status import ClusterStatus
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
@@ -297,3 +299,15 @@ def test_the_plan_of_an_upgrade_leaves_it_out_with_a_warning(tmp_path: Path, mon
 )
 def test_a_node_in_service_ends_what_was_recorded(phase: str, ready: bool | None, is_off: bool) -> None:
     assert parse({"w0": text(phase)})["w0"].is_off(ready=ready) is is_off
+
+
+def test_commands_for_many_machines_leave_out_those_that_are_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = inventory(tmp_path)
+    machines = found.machines(Role.WORKER)
+    first = machines[0].name
+    monkeypatch.setattr(switched_off, "read", lambda _: {first: Switched("off", SINCE, "nothing needs it")})
+    assert [each.name for each in common.without_off(found, machines)] == [each.name for each in machines[1:]]
+    assert f"skipped: {first}: off on purpose" in capsys.readouterr().err
+    assert common.without_off(found, machines, [first]) == machines, "the user named it"
