@@ -85,14 +85,18 @@ def init(
     command.begin(machine_ledger, "init started")
     if interrupted or reset.leftovers():
         reset.reset()
-    for path, content in files.items():
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
+    _write(files)
     complete = [_complete(document, new_token()) for document in documents]
     command.run("init", complete, limit_s, ("--skip-token-print",), patches)
     _end_init(machine_ledger)
     _schedule(report, documents, schedulable, check)
     return report
+
+
+def _write(files: Mapping[str, Mapping[str, Any]]) -> None:
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
 
 
 def _started_again(machine_ledger: Ledger, check: bool) -> Report:
