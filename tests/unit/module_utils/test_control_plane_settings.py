@@ -542,6 +542,23 @@ def test_other_machines_are_refused(entries: Any, message: str) -> None:
     assert compared.report(wanted())["managed"] == entries["kubeadm"].endswith("done")
 
 
+def test_an_undo_does_not_start_what_a_restore_of_etcd_stopped(machine: ControlPlane) -> None:
+    away = machine.root / "away/etcd.yaml"
+    away.parent.mkdir()
+    (machine.manifests / "etcd.yaml").rename(away)
+    begun = ledger.Ledger(
+        kubeadm="init done",
+        manifests={"etcd": str(away)},
+        control_plane={"etcd": "done"},
+        etcd_restore={"state": "stopped"},
+    )
+    begun.save()
+    with pytest.raises(MachineProblem, match="a restore of etcd has stopped"):
+        settings.undo(1, check=False)
+    assert away.exists()
+    assert ledger.load() == begun
+
+
 def test_a_member_that_is_down_stops_a_restart_of_etcd_only(machine: ControlPlane) -> None:
     machine.members.append({"id": "2", "name": "cp-2", "healthy": False})
     before = state(machine)
