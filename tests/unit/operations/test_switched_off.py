@@ -16,8 +16,9 @@ from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
-from gpunodes.operations import cluster_state, scan, switched_off, upgrade_plan
+from gpunodes.operations import cluster_state, preflight, scan, switched_off, upgrade_plan
 from gpunodes.operations.status import ClusterStatus
+from gpunodes.planner.candidates import MachineFacts
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
 from gpunodes.repair.switched_off import Switched, of_machines, parse
@@ -311,3 +312,15 @@ def test_commands_for_many_machines_leave_out_those_that_are_off(
     assert [each.name for each in common.without_off(found, machines)] == [each.name for each in machines[1:]]
     assert f"skipped: {first}: off on purpose" in capsys.readouterr().err
     assert common.without_off(found, machines, [first]) == machines, "the user named it"
+
+
+def test_a_preflight_says_that_a_machine_is_off_on_purpose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switched_off, "read", lambda _: {"w1": Switched("off", SINCE, "no pod needs it")})
+    machines = {machine.name: machine for machine in inventory(tmp_path).machines()}
+    silent = MachineFacts("w1", machines["w1"].role, facts=None, unreachable="timed out")
+    other = MachineFacts("w0", machines["w0"].role, facts=None, unreachable="timed out")
+    found = preflight._explained(inventory(tmp_path), [silent, other])
+    assert [each.unreachable for each in found] == [
+        f"off on purpose: {WORDS}; `gpunodes power w1 on` ends that",
+        "timed out",
+    ]
