@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from gpunodes.autoscale import nodes, state
 from gpunodes.autoscale.server import NotPossible
@@ -256,7 +258,7 @@ def test_the_least_recently_used_starts_first_and_each_within_30_days(site: Site
 
 
 @pytest.mark.parametrize("more", [{"provider": "gpunodes://w2"}, {"provider": ""}, {"uuid": uuid("w9")}])
-def test_a_node_of_another_machine_is_left_alone(site: Site, more: dict[str, str]) -> None:
+def test_a_node_of_another_machine_is_left_alone(site: Site, more: dict[str, Any]) -> None:
     site.store.objects["w1"] = node_object("w1", starting=True, **more)
     site.server.look()
     assert site.phases()["w1"] is Phase.OFF
