@@ -189,7 +189,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(wol.WakeOnLan, "state", state)
     monkeypatch.setattr(power, "SHUTDOWN_S", 0.2)
-    monkeypatch.setattr(powers.time, "sleep", lambda _: None)
+    monkeypatch.setattr("gpunodes.engine.power.time.sleep", lambda _: None)
     return found
 
 

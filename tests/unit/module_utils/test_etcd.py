@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import containers, etcd, kube_api, kubeconfig
 from gpunodes.ansible.module_utils.cluster import membership
+from gpunodes.ansible.module_utils.cluster.nodes import CONTROL_PLANE
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -108,7 +109,7 @@ def running(monkeypatch: pytest.MonkeyPatch, *members: Member, working: set[int]
 
 def nodes(monkeypatch: pytest.MonkeyPatch, *names: str, **addresses: str) -> None:
     """The nodes of the cluster: control planes with these ``addresses``, and workers that report all of them."""
-    label = {membership.CONTROL_PLANE: ""}
+    label = {CONTROL_PLANE: ""}
     listed = [
         {"metadata": {"name": name.replace("_", "-"), "labels": label}, "status": {"addresses": [{"address": address}]}}
         for name, address in addresses.items()

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import burn_in_taint, kube_api, kubeconfig, registration
+from gpunodes.ansible.module_utils import burn_in_taint, gpu_cluster, kube_api, kubeconfig, registration
 from gpunodes.ansible.module_utils.cluster import nodes
 from gpunodes.ansible.module_utils.kube_api import ApiError
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -86,7 +86,7 @@ def test_check_mode_changes_nothing_and_a_missing_node_is_left_to_its_kubelet(
 def test_a_burn_in_is_due_on_a_node_that_is_starting(api: MemoryApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kubelet registers it anew at each start, so that it never has the taint of the burn-in by itself."""
     monkeypatch.setattr(kubeconfig, "load", lambda _: object())
-    monkeypatch.setattr(burn_in_taint.gpu_cluster, "pods_with_gpus", lambda *_: [])
+    monkeypatch.setattr(gpu_cluster, "pods_with_gpus", lambda *_: [])
     due, _, _ = burn_in_taint.hold("gpu-1", only_tainted=True, drain=False, limit_s=1, check=True)
     assert due
     assert api.node

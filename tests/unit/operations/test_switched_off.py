@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gpunodes.cli import common
 from gpunodes.cli import status as status_command
+from gpunodes.engine import scans
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import ExitCode
@@ -78,7 +79,7 @@ def test_only_what_is_a_state_counts() -> None:
         "d": text(since=float("nan")),
         "e": text(since=1e300),
         "f": text(since=-1),
-        "g": text(phase=["off"]),
+        "g": json.dumps({"phase": ["off"], "since": SINCE}),
         "h": text(reason=5),
         "i": "[" * 100_000,
         "j": json.dumps({"phase": "off"}),
@@ -90,7 +91,7 @@ def test_only_what_is_a_state_counts() -> None:
         "w3": True,
         "w4": True,
     }
-    assert [parse(other) for other in (None, [], "x", {"w": 1})] == [{}, {}, {}, {}]
+    assert list(map(parse, (None, [], "x", {"w": 1}))) == [{}, {}, {}, {}]
 
 
 def test_a_state_is_described_in_one_printable_line() -> None:
@@ -254,7 +255,7 @@ def test_health_says_that_it_is_off_on_purpose(monkeypatch: pytest.MonkeyPatch, 
     assert (entry["state"], entry["action"], entry["wanted"]) == ("off", "none", WORDS)
     with (tmp_path / "lines").open("w+") as stream:
         view = health_map.HealthLines(stream)
-        monkeypatch.setattr(scan.scans, "scan", lambda *_, on_scan, **__: on_scan(unreachable("w1")) or {})
+        monkeypatch.setattr(scans, "scan", lambda *_, on_scan, **__: on_scan(unreachable("w1")) or {})
         scan.run([], view, deadline_s=None, parallel=1, cluster="", off=off)
         stream.seek(0)
         assert f"w1: off: {WORDS}" in stream.read()
@@ -278,7 +279,7 @@ def test_the_plan_of_an_upgrade_leaves_it_out_with_a_warning(tmp_path: Path, mon
         read.extend(machine.name for machine in machines)
         raise Stop
 
-    monkeypatch.setattr(upgrade_plan.preflight, "inspect", inspect)
+    monkeypatch.setattr(preflight, "inspect", inspect)
     with pytest.raises(Stop):
         upgrade_plan.run(inventory(tmp_path), "1.37", type("View", (), {"begin": lambda *_: None})())
     assert read == ["c1", "w0"]
