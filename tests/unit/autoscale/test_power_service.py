@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from gpunodes.autoscale import messages, service
+from gpunodes.autoscale.messages import message
 
-grpc = pytest.importorskip("grpc")  # the extra `autoscale`
-
-from gpunodes.autoscale import messages, service  # noqa: E402 - as above
-from gpunodes.autoscale.messages import message  # noqa: E402 - as above
-
-from tests.power_fleet import GPU, Site, parsed  # noqa: E402 - after the check for grpc
+from tests.power_fleet import GPU, Site, parsed
 
 Ask = Callable[..., Any]
 
