@@ -170,6 +170,14 @@ def _create(server: ApiServer, kind: str, name: str, content: Mapping[str, Any])
     server.call("POST", f"/api/v1/namespaces/kube-system/{kind}", {"metadata": {"name": name}, **content})
 
 
+def wait(seen: Callable[[], object], limit_s: float = 60) -> None:
+    """Wait until something is seen."""
+    deadline = time.monotonic() + limit_s
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 class Site:
     """What tests do and see."""
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +18,8 @@ from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.session import Session
 from gpunodes.operations.autoscale.objects import PASSWORDS, Objects
 
-from tests.power_fleet import document
+from tests import redfish
+from tests.power_fleet import document, uuid
 
 from . import apiserver, autoscaling
 from .autoscaling import Site
@@ -108,3 +113,59 @@ def _account(server: apiserver.ApiServer, folder: Path) -> Path:
     lines = server.kubeconfig.read_text().splitlines()
     path.write_text("\n".join([*(each for each in lines if "client-" not in each), f"  tokenFile: {token}"]))
     return path
+
+
+def test_the_program_reads_its_plan_switches_a_real_redfish_service_(tmp_path: Path) -> None:
+    """`python -m gpunodes.autoscale`, as in its pod, but with a kubeconfig; the BMC is a service on loopback."""
+    resets: list[str] = []
+    bmc = redfish.fake("obeys", state="Off", resets=resets, hardware={"UUID": uuid("h1")})
+    planned = document({"h1": "h100"}, {"h100": (0, 1, 0)})
+    planned["machines"]["h1"]["bmc"] = {
+        "gpunodes_bmc_type": "redfish",
+        "gpunodes_bmc_address": f"http://127.0.0.1:{bmc.server_port}",
+        "gpunodes_bmc_user": "admin",
+        "gpunodes_bmc_verify": "true",
+        "gpunodes_bmc_identity": "check",
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(planned))
+    (tmp_path / "bmc").mkdir()
+    (tmp_path / "bmc" / "h1").write_text("secret")
+    with apiserver.running(tmp_path) as server:
+        session = autoscaling.server_session(server)
+        objects = Objects(session)
+
+        def phase() -> str:
+            return objects.states(create=False)["h1"].phase if objects.states(create=False) else ""
+
+        with _power_server(server, tmp_path) as process:
+            autoscaling.wait(lambda: phase() == Phase.OFF)
+            # Killed between the order and its answer: the state says what is to be done.
+            process.kill()
+            process.wait()
+        objects.states()
+        objects.write({"h1": MachineState(Phase.STARTING, time.time(), "a pod waits for it")})
+        with _power_server(server, tmp_path) as process:
+            autoscaling.wait(lambda: resets == ["On"])
+            planned["machines"] = {}
+            (tmp_path / "plan.json").write_text(json.dumps(planned))
+            autoscaling.wait(lambda: not objects.states(create=False))
+            assert resets == ["On"], "a machine that has left the plan stays as it is"
+            process.terminate()
+            assert process.wait(30) == 0
+        assert "secret" not in (tmp_path / "power.log").read_text()
+        session.close()
+    bmc.shutdown()
+
+
+@contextlib.contextmanager
+def _power_server(server: apiserver.ApiServer, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    words = [f"--plan={folder}/plan.json", f"--passwords={folder}/bmc", f"--kubeconfig={server.kubeconfig}"]
+    argv = [sys.executable, "-m", "gpunodes.autoscale", *words, f"--listen=unix://{folder}/socket"]
+    with (folder / "power.log").open("ab") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
