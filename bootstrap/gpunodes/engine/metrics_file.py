@@ -22,15 +22,19 @@ def check(path: Path) -> None:
         raise WrongInput(f"there is no folder {folder}", wanted, "make it, or correct --metrics")
     if path.is_dir():
         raise WrongInput(f"{path} is a folder", wanted, remedy)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise WrongInput(f"the folder {folder} cannot be written", wanted, "give this user access to it")
+    try:
+        descriptor, partial = _partial(path)
+        os.close(descriptor)
+        Path(partial).unlink()
+    except OSError as error:
+        found = f"the folder {folder} cannot be written: {error.strerror}"
+        raise WrongInput(found, wanted, "give this user access to it, or correct --metrics") from error
 
 
 def write(path: Path, text: str) -> None:
     """Replace the file in one step (0644: node exporter is another user); raises GpunodesError."""
     try:
-        # In the same folder, and with another suffix: node exporter must not read a part of it.
-        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        descriptor, partial = _partial(path)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -45,3 +49,8 @@ def write(path: Path, text: str) -> None:
         raise GpunodesError(
             f"the metrics cannot be written to {path}: {error.strerror}", "", "check `df` and the folder's permissions"
         ) from error
+
+
+def _partial(path: Path) -> tuple[int, str]:
+    """A new file in the same folder, with another suffix: node exporter must not read a part of the metrics."""
+    return tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
