@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpunodes.engine.webhook import Webhook
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FORMS = ("json", "slack", "alertmanager")
+FORMS = ("json", "slack", "alertmanager")
 _VARIABLE = "GPUNODES_NOTIFY_URL"
 
 
@@ -85,7 +85,7 @@ def options(command: _Command) -> _Command:
     )
     @click.option(
         "--notify-form",
-        type=click.Choice(_FORMS),
+        type=click.Choice(FORMS),
         help="The form of the notice; by default that of Slack or Alertmanager for their addresses, otherwise json.",
     )
     @functools.wraps(command)
