@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
 from gpunodes.errors import WrongInput
@@ -71,8 +71,7 @@ class _Server(ThreadingMixIn, HTTPServer):
 
     def server_bind(self) -> None:
         """Without HTTPServer's lookup of the host's name, which may take long."""
-        socket.socket.bind(self.socket, self.server_address)
-        self.server_address = self.socket.getsockname()
+        TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Close connections above the limit at once."""

@@ -98,8 +98,8 @@ def _reason(error: object) -> str:
         return f"its certificate is not valid: {error.verify_message}"
     if isinstance(error, TimeoutError):
         return f"no response within {DEADLINE_S:.0f} s"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+    if isinstance(error, OSError):
+        return error.strerror or "the connection failed"  # without a reason: a proxy refuses it
     return f"the response is not valid ({type(error).__name__})"
 
 

@@ -68,21 +68,36 @@ def _slack(changes: Sequence[StateChange], _: dt.datetime) -> dict[str, Any]:
 
 
 def _alerts(changes: Sequence[StateChange], moment: dt.datetime) -> list[dict[str, Any]]:
-    """https://prometheus.io/docs/alerting/latest/alerts_api/; a machine has one alert, whatever its state."""
-    return [
-        {
-            "labels": {"alertname": "GpunodesMachineUnhealthy", "machine": printable(change.verdict.name)},
-            "annotations": {
-                "summary": f"{printable(change.verdict.name)}: {_sentence(change)}",
-                "state": change.verdict.state.value,
-                "action": change.verdict.action.value,
-                "severity": "critical" if change.verdict.state in _CRITICAL else "warning",
-            },
-            "startsAt": moment.isoformat(),
-            "endsAt": (moment if change.recovered else moment + dt.timedelta(days=_ALERT_DAYS)).isoformat(),
-        }
-        for change in changes
-    ]
+    """https://prometheus.io/docs/alerting/latest/alerts_api/; labels identify an alert, so another severity ends it."""
+    found = []
+    for change in changes:
+        old, new = _severity(change.before), _severity(change.verdict.state)
+        if old and old != new:
+            found.append(_alert(change, old, moment, moment))
+        if new:
+            found.append(_alert(change, new, moment, moment + dt.timedelta(days=_ALERT_DAYS)))
+    return found
+
+
+def _severity(state: State) -> str:
+    """The severity of the alert of a state, "" for none."""
+    if state is State.HEALTHY:
+        return ""
+    return "critical" if state in _CRITICAL else "warning"
+
+
+def _alert(change: StateChange, severity: str, begins: dt.datetime, ends: dt.datetime) -> dict[str, Any]:
+    name = printable(change.verdict.name)
+    return {
+        "labels": {"alertname": "GpunodesMachineUnhealthy", "machine": name, "severity": severity},
+        "annotations": {
+            "summary": f"{name}: {_sentence(change)}",
+            "state": change.verdict.state.value,
+            "action": change.verdict.action.value,
+        },
+        "startsAt": begins.isoformat(),
+        "endsAt": ends.isoformat(),
+    }
 
 
 FORMS: Mapping[str, Callable[[Sequence[StateChange], dt.datetime], Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,8 +26,8 @@ serve_metrics.run(options, form, lambda text: print(text, flush=True))
 """
 
 
-def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
-    (folder / "hosts.yml").write_text(INVENTORY)
+def start(folder: Path, *argv: str, inventory: str = INVENTORY) -> subprocess.Popen[str]:
+    (folder / "hosts.yml").write_text(inventory)
     return subprocess.Popen(
         [sys.executable, *argv],
         cwd=folder,
@@ -93,6 +94,21 @@ def test_the_command(tmp_path: Path) -> None:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=20)
     assert server.returncode == 0
+
+
+def test_sigterm_ends_a_scan(tmp_path: Path) -> None:
+    """A machine accepts the connection, and sends no SSH banner."""
+    with socket.create_server(("127.0.0.1", 0)) as machine:
+        machine.settimeout(60)
+        inventory = INVENTORY.replace("ansible_port: 1", f"ansible_port: {machine.getsockname()[1]}")
+        server = start(tmp_path, "-c", PROGRAM, inventory=inventory)
+        address(server)
+        with machine.accept()[0]:
+            began = time.monotonic()
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert time.monotonic() < began + 10
 
 
 @pytest.mark.parametrize(

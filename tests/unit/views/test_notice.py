@@ -69,11 +69,20 @@ def test_a_message_for_people_is_short() -> None:
 
 def test_alertmanager_has_one_alert_for_each_machine() -> None:
     firing, resolved = sent("alertmanager")
-    assert firing["labels"] == {"alertname": "GpunodesMachineUnhealthy", "machine": "gpu-1"}
-    assert firing["annotations"]["severity"] == "critical"
+    assert firing["labels"] == {"alertname": "GpunodesMachineUnhealthy", "machine": "gpu-1", "severity": "critical"}
+    assert firing["annotations"]["state"] == "sick"
     assert firing["startsAt"] == "2023-11-14T22:13:20+00:00"
     assert firing["endsAt"] == "2023-12-14T22:13:20+00:00"
+    assert resolved["labels"]["severity"] == "critical"
     assert resolved["endsAt"] == resolved["startsAt"]
+
+
+def test_another_severity_ends_the_alert() -> None:
+    (same,) = sent("alertmanager", [StateChange(State.HUNG, SICK)])
+    assert same["labels"]["severity"] == "critical"
+    old, new = sent("alertmanager", [StateChange(State.DEGRADED, SICK)])
+    assert (old["labels"]["severity"], new["labels"]["severity"]) == ("warning", "critical")
+    assert (old["endsAt"] == old["startsAt"], new["endsAt"] == new["startsAt"]) == (True, False)
 
 
 @pytest.mark.parametrize(
