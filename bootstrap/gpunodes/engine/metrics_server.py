@@ -61,6 +61,7 @@ def _shown(at: Any) -> str:
 class _Server(ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = _CONNECTIONS
 
     def __init__(self, at: tuple[str, int], content_type: str, text: Callable[[], str]) -> None:
         self.address_family = socket.AF_INET6 if ":" in at[0] else socket.AF_INET

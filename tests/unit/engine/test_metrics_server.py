@@ -79,10 +79,10 @@ def test_slow_clients_lose_their_connection(monkeypatch: pytest.MonkeyPatch) -> 
                 client.sendall(b"GET")
         # A byte now and then does not keep a connection.
         with contextlib.suppress(OSError):
-            while time.monotonic() < began + 5:
+            while time.monotonic() < began + 30:
                 clients[0].sendall(b"x")
                 time.sleep(0.1)
-        assert time.monotonic() < began + 4
+        assert time.monotonic() < began + 20
         assert ask(at)[0] == 200
 
 
