@@ -20,6 +20,7 @@ from gpunodes import cli, settings
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
+from gpunodes.views import metrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -286,7 +287,13 @@ def test_settings_of_a_page_exist(page: Path) -> None:
     named = set(re.findall(r"`(gpunodes_(?:[a-z]+_)*[a-z]+)(?:: [^`]*)?`", page.read_text()))
     # Settings that the changelog names as they were.
     others = {"gpunodes_repair_sick_percent", "gpunodes_repair_look_pause"}
+    others |= {metric.name for metric in metrics.METRICS}
     assert not named - set(settings.defaults()) - set(settings._options()) - others
+
+
+def test_every_metric_is_documented() -> None:
+    page = (DOCS / "monitoring.md").read_text()
+    assert not {metric.name for metric in metrics.METRICS if f"`{metric.name}`" not in page}
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)

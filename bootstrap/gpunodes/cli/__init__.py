@@ -47,6 +47,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Health and repair": {
         "health": "Check GPU machines: state, action and evidence.",
+        "serve-metrics": "Scan GPU machines again and again, and serve the verdicts to Prometheus.",
         "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
         "maintenance": "Keep repairs and new pods away from machines that people work on.",
         "rollout": "Apply settings, and follow, continue or abandon the work that is rolled out node by node.",

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,6 +42,8 @@ class EntryKind(StrEnum):
     """A stage or the outcome of a roll-out on a machine."""
     POWER = "power"
     """A power action of a user."""
+    STATE = "state"
+    """A notice reported the machine's new state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,8 @@ def summaries(cluster: str) -> Mapping[str, MachineHistory]:
     begun: dict[str, float] = {}
     counted: set[str] = set()
     for entry in read(cluster=cluster):
+        if entry.kind is EntryKind.STATE:
+            continue
         summary = found.get(entry.machine, MachineHistory())
         begun.setdefault(entry.repair, entry.time)
         if entry.kind is EntryKind.CLEARED:
@@ -174,6 +179,16 @@ def summaries(cluster: str) -> Mapping[str, MachineHistory]:
         not_repaired = entry.detail if entry.kind is EntryKind.VERDICT and not entry.repair else ""
         found[entry.machine] = dataclasses.replace(summary, not_repaired=not_repaired)
     return found
+
+
+def repairs(cluster: str) -> dict[str, int]:
+    """How many repairs of a cluster's machines ended with each outcome."""
+    return Counter(entry.outcome for entry in read(cluster=cluster) if entry.kind is EntryKind.END)
+
+
+def reported_states(cluster: str) -> dict[str, str]:
+    """The state of each machine of a cluster that the last notice about it reported."""
+    return {entry.machine: entry.what for entry in read(cluster=cluster) if entry.kind is EntryKind.STATE}
 
 
 def _add(descriptor: int, line: bytes) -> None:
