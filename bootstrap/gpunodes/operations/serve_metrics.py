@@ -12,7 +12,8 @@ from typing import Any
 from gpunodes.engine import metrics_server, scans
 from gpunodes.errors import sentence
 from gpunodes.health.model import ScanSummary
-from gpunodes.operations import checked, scan_reports
+from gpunodes.inventory import Inventory
+from gpunodes.operations import checked, scan_reports, switched_off
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,14 @@ def _terminate(*_: Any) -> None:
     raise _Terminated
 
 
-def _targets(options: ServeOptions) -> tuple[str, Sequence[scans.ScanTarget]]:
+def _targets(options: ServeOptions) -> tuple[Inventory, Sequence[scans.ScanTarget]]:
     inventory = checked.inventory(options.inventory, checked.Needs.MACHINES)
-    return inventory.cluster, scans.scan_targets(inventory, inventory.select(options.patterns))
+    return inventory, scans.scan_targets(inventory, inventory.select(options.patterns))
 
 
 def _scan(options: ServeOptions, began: float) -> ScanSummary:
-    cluster, machines = _targets(options)
-    found = scans.scan(machines, deadline_s=options.deadline_s, parallel=options.parallel, cluster=cluster)
-    return scan_reports.summary([seen.verdict for seen in found.values()], began, cluster)
+    inventory, machines = _targets(options)
+    found = scans.scan(machines, deadline_s=options.deadline_s, parallel=options.parallel, cluster=inventory.cluster)
+    off = switched_off.read(inventory)
+    verdicts = [switched_off.marked(seen.verdict, off) for seen in found.values()]
+    return scan_reports.summary(verdicts, began, inventory.cluster)
