@@ -53,6 +53,8 @@ class ScanOutputs:
 
         ``cluster`` is None for saved logs.
         """
+        if not self.any():
+            return
         from gpunodes.operations import scan_reports
         from gpunodes.views import metrics, notice
 
@@ -97,20 +99,26 @@ def options(command: _Command) -> _Command:
 
 def _checked(metrics: Path | None, notify: str | None, form: str | None) -> ScanOutputs:
     """The outputs; raises WrongInput for those that cannot be used."""
-    from gpunodes.engine import metrics_file, webhook
-
     source = click.get_current_context().get_parameter_source
     given = {"--metrics": "metrics", "--notify": "notify", "--notify-form": "notify_form"}
     if form and not notify:
         raise WrongInput("--notify-form is for notices", "--notify, or GPUNODES_NOTIFY_URL", "add it, or leave it out")
     if metrics:
+        from gpunodes.engine import metrics_file
+
         metrics_file.check(metrics)
     return ScanOutputs(
         metrics,
-        webhook.webhook(notify) if notify else None,
+        _webhook(notify) if notify else None,
         form or "",
         tuple(option for option, name in given.items() if source(name) is ParameterSource.COMMANDLINE),
     )
+
+
+def _webhook(url: str) -> Webhook:
+    from gpunodes.engine import webhook
+
+    return webhook.webhook(url)
 
 
 @contextlib.contextmanager
