@@ -335,6 +335,7 @@ WALKS = {
     # 2: two of the machines are nodes already.
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),
+    "registration.yml": (0, _FACTS + "host_diff node_pools"),
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
