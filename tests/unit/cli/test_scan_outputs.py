@@ -146,7 +146,7 @@ def test_metrics_that_cannot_be_written_are_a_warning(tmp_path: Path) -> None:
 def test_the_state_after_the_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repair_fleet.hurry(monkeypatch, tmp_path / "state")
     place = repair_fleet.fleet(2, sick=["w1"])
-    given = settings.defaults() | place.settings()
+    given = {**settings.defaults(), **place.settings()}
     monkeypatch.setattr(place, "settings", lambda: given)
     monkeypatch.setattr(fleets, "InventoryFleet", lambda *_: place)
     inventory, metrics = tmp_path / "hosts.yml", tmp_path / "g.prom"
