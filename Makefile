@@ -46,7 +46,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 lock: $(VENV)/.installed ## Rewrite requirements.lock from pyproject.toml, with the newest versions
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-	  --extra lab --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
+	  --extra lab --extra autoscale --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
@@ -105,6 +105,15 @@ collection: $(VENV)/.installed ## Build the Ansible collection, in build
 	mkdir -p build
 	python bootstrap/collection.py build
 
+# Debian's packages in build/image-packages stay until `make clean`: then the newest are downloaded.
+.PHONY: image
+image: build/.image ## Build the container image as an OCI archive, in build
+
+build/.image: $(INSTALLED)/.installed bootstrap/image.py
+	rm -f build/gpunodes-image-*.oci.tar
+	python bootstrap/image.py build/wheel/*.whl build
+	touch $@
+
 # The collection in an environment that has Ansible and nothing else of gpunodes.
 ANSIBLE := build/ansible
 $(ANSIBLE)/.installed: $(INSTALLED)/.installed
@@ -117,7 +126,7 @@ $(ANSIBLE)/.installed: $(INSTALLED)/.installed
 	touch $@
 
 .PHONY: test-package
-test-package: $(ANSIBLE)/.installed ## Wheel and collection, each in a clean environment
+test-package: $(ANSIBLE)/.installed build/.image ## Wheel and collection, each in a clean environment, and the image
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
 PYTHONS ?= 3.11 3.12 3.13

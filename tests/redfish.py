@@ -23,7 +23,7 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "Actions": {
             "#ComputerSystem.Reset": {
                 "target": RESET,
-                "ResetType@Redfish.AllowableValues": ["On", "ForceOff", "ForceRestart"],
+                "ResetType@Redfish.AllowableValues": ["On", "ForceOff", "GracefulShutdown", "ForceRestart"],
             }
         },
     },
@@ -35,7 +35,7 @@ DRIP_S = 0.1
 class _Bmc(BaseHTTPRequestHandler):
     """``manner``: ``refuses`` rejects every reset; ``hangs-up`` closes the connection on a reset; ``lies`` accepts it
     and still reports the earlier ``state``; ``obeys`` changes the state; ``drips`` sends a response body forever, byte
-    by byte; ``drips-headers`` the same with headers.
+    by byte; ``drips-headers`` the same with headers; ``hangs`` obeys, but its system does not end when asked to.
 
     ``odd`` has raw responses by path: status, headers and body. ``hardware`` has the identities that it reports of its
     machine: ``UUID``, ``SerialNumber``, and ``macs``. ``orders`` and ``resets`` record the paths and types of resets.
@@ -78,8 +78,8 @@ class _Bmc(BaseHTTPRequestHandler):
             self.orders.append(self.path)
             reset = json.loads(body)["ResetType"]
             self.resets.append(reset)
-            if self.manner == "obeys":
-                type(self).state = "Off" if reset == "ForceOff" else "On"
+            if self.manner == "obeys" or (self.manner == "hangs" and reset != "GracefulShutdown"):
+                type(self).state = "Off" if reset in {"ForceOff", "GracefulShutdown"} else "On"
         if self.manner == "refuses":
             self.answer(500, {"error": {"code": "Base.1.0.GeneralError", "message": "the fuse is blown"}})
         elif self.manner == "hangs-up" and self.path == RESET:

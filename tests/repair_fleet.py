@@ -52,6 +52,8 @@ class Api:
     """Pods whose eviction a disruption budget forbids."""
     sticky: set[str] = field(default_factory=set)
     """Pods that never terminate."""
+    switched: dict[str, str] | None = None
+    """The autoscaler's states by node; None: there is no autoscaler."""
     down: bool = False
     by_ssh: dict[str, str] | None = None
     """The holder of the SSH lock."""
@@ -111,6 +113,9 @@ class Api:
             return 200, {}
         if path.startswith(LEASES):
             return self._lease(method, path.removeprefix(LEASES).strip("/"), body)
+        if path.endswith("/configmaps/gpunodes-autoscaler-state"):
+            about = {"name": "gpunodes-autoscaler-state", "uid": "u", "resourceVersion": "1"}
+            return (404, "not found") if self.switched is None else (200, {"metadata": about, "data": self.switched})
         if path == "/api/v1/nodes":
             return 200, {"items": list(self.nodes.values())}
         if path.startswith("/api/v1/nodes/"):

@@ -61,6 +61,8 @@ class Only(StrEnum):
     """Machines that are burnt in when they join."""
     NODES = "nodes"
     """Machines that are already in the cluster."""
+    SCALING = "scaling"
+    """Workers, if pools scale."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,20 @@ def _taint(value: Any) -> bool:
     )
 
 
+def _is_pool(value: Any) -> bool:
+    """Whether the value of a pool is empty, or says how the pool scales: whole numbers, with max."""
+    if value is None or value == {}:
+        return True
+    if not isinstance(value, Mapping) or not {"max"} <= set(value) <= {"min", "max", "priority", "spare"}:
+        return False
+    numbers = [
+        each
+        for each in value.values()
+        if isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= _MOST_MACHINES
+    ]
+    return len(numbers) == len(value) and value.get("min", 0) <= value["max"]
+
+
 def _arguments(value: Any) -> bool:
     """Whether kubeadm accepts these arguments: known components, and texts (its configuration has no other types)."""
     argument = _text(r"[A-Za-z0-9][A-Za-z0-9-]*")
@@ -81,6 +95,11 @@ _URL = r"https?://[^\s/]+\S*"
 _LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _ONLY_IPV4 = "; clusters with IPv6 are not supported"
+_POOLS = (
+    "groups whose names are valid values of a node label, each empty, or with whole numbers if the pool scales: max, "
+    "and min (at most max), priority and spare if needed, such as {h100: {max: 4, priority: 50}, cpu: {}}"
+)
+_MOST_MACHINES = 100_000
 _SECONDS = ("a number of seconds, 1 or more", _number(1))
 
 FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
@@ -163,10 +182,10 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
     (
         "gpunodes_pools",
-        "groups whose names are valid values of a node label, such as {h100: {}, v100: {}}",
+        _POOLS,
         lambda value: (
             not isinstance(value, Mapping)
-            or all(_text(_LABEL_VALUE)(name) and name and not each for name, each in value.items())
+            or all(_text(_LABEL_VALUE)(name) and name and _is_pool(each) for name, each in value.items())
         ),
     ),
     ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
@@ -215,11 +234,17 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         "actions by code, such as {79: repair}",
         _entries(r"\d+", "none|restart_app|reset_gpu|reboot|repair"),
     ),
+    (
+        "gpunodes_bmc_mac",
+        "a MAC address, such as 52:54:00:12:34:56",
+        _text(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}"),
+    ),
     ("gpunodes_repair_guard_*", "a number, 1 or more", _number(1)),
     ("gpunodes_repair_evidence_*", "a number, 0 or more", _number(0)),
     ("gpunodes_repair_*_pause", "a number of seconds, 0 or more", _number(0)),
     ("gpunodes_repair_settle", "a number of seconds, 0 or more", _number(0)),
     ("gpunodes_*_timeout", *_SECONDS),
+    ("gpunodes_autoscale_scan_interval", *_SECONDS),
     ("gpunodes_*_timeout_hung", *_SECONDS),
     ("gpunodes_kubeadm_limit", *_SECONDS),
     ("gpunodes_join_token_ttl", *_SECONDS),

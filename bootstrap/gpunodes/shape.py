@@ -52,6 +52,15 @@ class Pattern:
     pattern: str
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time in seconds since 1970 that a calendar has."""
+
+
+LATEST = 253402300800.0
+"""The year 10000, in seconds since 1970: the datetime module supports no later date."""
+
+
 def one_of(*values: str) -> Pattern:
     """One of these values."""
     return Pattern(f"one of {', '.join(values)}", "|".join(map(re.escape, values)))
@@ -76,6 +85,9 @@ def wrong(value: object, shape: Any, where: str = "") -> str:  # noqa: PLR0911 -
         return f"{_expected(shape.title, where)}, found {_shown(value)}"
     if isinstance(shape, Mapping):
         return _in_mapping(value, shape, where)
+    if isinstance(shape, Moment):
+        known = isinstance(value, int | float) and _is(value, float) and 0 <= value < LATEST
+        return "" if known else _expected("a time", where)
     return "" if _is(value, shape) else _expected(shape.__name__, where)
 
 

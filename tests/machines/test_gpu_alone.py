@@ -85,7 +85,7 @@ def test_docker_with_gpus_is_installed_by_address_without_a_control_plane(operat
     command = ("gpu", "install", "-i", str(inventory), "--runtime", "docker", "--driver", "580")
     operator.gpunodes(*command, address, *_connection(operator), limit_s=3000)
     assert list(yaml.safe_load(inventory.read_text())) == ["gpu_hosts"]
-    assert operator.ssh("gpu-1", MEMBERS).split(",") == list(USERS)
+    assert operator.ssh("gpu-1", MEMBERS).strip().split(",") == list(USERS)
     assert operator.ssh("gpu-1", LOCKED, code=None) == "", "the lock is released"
     # A second run changes nothing.
     before = operator.ssh("gpu-1", STATE, code=None)
@@ -120,7 +120,7 @@ def test_a_user_who_is_no_longer_listed_is_removed_from_the_group(operator: Oper
     _, inventory = _docker_host(operator)
     _host_settings(operator, USERS[:1])
     operator.gpunodes("gpu", "install", "gpu_hosts", "-i", str(inventory), "--driver", "580")
-    assert operator.ssh("gpu-1", MEMBERS).split(",") == [USERS[0]]
+    assert operator.ssh("gpu-1", MEMBERS).strip().split(",") == [USERS[0]]
     operator.ssh("gpu-1", f"su - {USERS[1]} -c {shlex.quote('docker ps')}", code=1)
 
 

@@ -46,6 +46,10 @@ for line in sys.stdin:
     if "metadata" in (asked["body"] or ()):
         asked["body"]["metadata"] |= {{"uid": "1", "resourceVersion": "1"}}
     body = items[0] if one else {{"LOCK": None, "GET": {{"items": items}}}}.get(asked["method"], asked["body"])
+    if "/configmaps/" in asked["path"]:
+        # The states of pools that scale, and none of them is one.
+        known = {{"name": "gpunodes-autoscaler-state", "uid": "1", "resourceVersion": "1"}}
+        body = {{"metadata": known, "data": {{"gpu-1": "\\x1b[2Joff", "\\x1b[0m": "[]"}}}}
     answer = {{"status": 200, "body": body, "error": "", "time": time.time()}}
     print(json.dumps({{"id": asked["id"], **answer}}), flush=True)
 """
@@ -224,7 +228,7 @@ def test_a_history_of_hostile_text(fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_of_a_repair_with_a_stand_in_node_whose_text_is_hostile(fleet: Fleet) -> None:
     done = fleet.gpunodes("health", "gpu-1", "--reboot-hung", "--dry-run", "--json")
-    assert json.loads(done.stdout)["machines"][0]["name"] == "gpu-1"
+    assert json.loads(done.stdout).get("machines", [{}])[0].get("name") == "gpu-1", done
 
 
 def test_a_stand_in_bmc_whose_every_string_is_hostile(fleet: Fleet) -> None:

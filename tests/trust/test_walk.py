@@ -21,6 +21,7 @@ import yaml
 from gpunodes import cli, kubeconfig
 from gpunodes.cli import (
     addons,
+    autoscale,
     certs,
     endpoint,
     etcd,
@@ -307,6 +308,7 @@ _VERIFY = "gpu_verify gpu_served node_pools "
 # Each playbook's exit code with these machines, and its modules.
 WALKS = {
     "addons.yml": (0, "cluster_info"),
+    "autoscale.yml": (0, "image_loaded kube_objects"),
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
     "control_plane_settings.yml": (0, "control_plane_settings"),
@@ -333,6 +335,7 @@ WALKS = {
     # 2: two of the machines are nodes already.
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),
+    "registration.yml": (0, _FACTS + "host_diff node_pools"),
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
@@ -354,7 +357,8 @@ def test_every_playbook_is_walked() -> None:
 def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines, number: int, name: str) -> None:
     """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
-    given = ["-e", "wiring_new_endpoint=10.0.0.10:6443"] if name == "endpoint_set.yml" else []
+    more = {"endpoint_set.yml": "wiring_new_endpoint=10.0.0.10:6443", "autoscale.yml": "autoscaler_state=absent"}
+    given = ["-e", more[name]] if name in more else []
     speak(fleet, ATTACKS[number % len(ATTACKS)])
     done = played(fleet, name, *given)
     check(fleet, done.stdout + done.stderr)
@@ -671,6 +675,9 @@ ELSEWHERE = {
     "endpoint set": "its playbook is walked above",
     "gpu upgrade start": "its playbook is walked above; tests/unit/operations/test_upgrades.py has hostile records",
     "os upgrade": "as gpu upgrade start",
+    "autoscale up": "its playbook is walked above; test_autoscale_commands.py has a hostile cluster",
+    "autoscale status": "as autoscale up",
+    "autoscale down": "as autoscale up",
     "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
     "runtime upgrade": "as gpu upgrade start",
     "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
@@ -686,6 +693,7 @@ ELSEWHERE = {
     "lab": "it creates its own machines",
     "playbook": "the playbooks are walked above",
     "provision seed": "it contacts no machine",
+    "serve-metrics": "it scans as health does; tests/unit/views/test_metrics.py has hostile verdicts",
     "version": "it contacts no machine",
 }
 
@@ -695,7 +703,7 @@ def test_every_command_is_walked() -> None:
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
-    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS}
+    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS, "autoscale": autoscale.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}

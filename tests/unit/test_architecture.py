@@ -41,6 +41,7 @@ LAYERS = {
     "filter": 3,
     "callback": 3,
     "engine": 3,
+    "autoscale": 4,
     "operations": 4,
     "views": 5,
     "cli": 5,
@@ -56,10 +57,10 @@ HASHED = {"lab/standin/packages.py"}
 """Part of the key of the lab's caches: a line of comment there would rebuild the stand-in packages."""
 SHARED = tuple(
     f"gpunodes.ansible.module_utils.{name}"
-    for name in ("problem", "host.spec", "packages", "facts", "probe.known", "proxies")
+    for name in ("problem", "host.spec", "packages", "facts", "probe.known", "proxies", "devices")
 )
-"""The value of a problem, the types of a desired state, placeholders of package sources, limits of the probe, and what
-the exceptions from proxies mean."""
+"""The value of a problem, the types of a desired state, placeholders of package sources, limits of the probe, what the
+exceptions from proxies mean, and the names of GPUs as resources of nodes."""
 
 
 def name_of(path: Path) -> str:

@@ -149,15 +149,21 @@ def test_new_pin_has_the_replacements_of_its_module() -> None:
         "Module": {"Path": "lab/kubernetes"},
         "Require": [{"Path": "k8s.io/kubernetes", "Version": "v1.36.2"}],
         "Tool": [{"Path": "k8s.io/kubernetes/cmd/kubelet"}],
+        "Replace": [
+            {"Old": {"Path": "k8s.io/api"}, "New": {"Path": "k8s.io/api", "Version": "v0.36.2"}},
+            {"Old": {"Path": "example.org/other"}, "New": {"Path": "example.org/other", "Version": "v0.7.0"}},
+        ],
     }
     replaced = [
         {"Old": {"Path": "k8s.io/api"}, "New": {"Path": "./staging/src/k8s.io/api"}},
         {"Old": {"Path": "example.org/a", "Version": "v1.0.0"}, "New": {"Path": "example.org/b", "Version": "v1.1.0"}},
         {"Old": {"Path": "example.org/part"}, "New": {"Path": "../part"}},
+        {"Old": {"Path": "example.org/other"}, "New": {"Path": "./other"}},
     ]
     assert pin.go_mod(pins.Component("kubernetes", "1.36.3"), old, {"Go": "1.26.0", "Replace": replaced}) == (
         "module lab/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes v1.36.3\n\n"
-        "replace (\n\tk8s.io/api => k8s.io/api v0.36.3\n\texample.org/a v1.0.0 => example.org/b v1.1.0\n)\n\n"
+        "replace (\n\tk8s.io/api => k8s.io/api v0.36.3\n\texample.org/a v1.0.0 => example.org/b v1.1.0\n"
+        "\texample.org/other => example.org/other v0.7.0\n)\n\n"
         "tool k8s.io/kubernetes/cmd/kubelet\n"
     )
 
@@ -188,6 +194,14 @@ def test_the_image_of_etcd_has_the_programs_of_the_official_one(tmp_path: Path) 
         "/usr/local/bin/etcdctl": tmp_path / "etcdctl",
         "/usr/local/bin/etcdutl": tmp_path / "etcdutl",
     }
+
+
+@needs
+def test_the_image_of_the_autoscaler_has_its_release_as_tag(tmp_path: Path) -> None:
+    (tmp_path / "cluster-autoscaler").write_bytes(b"program")
+    images.autoscaler(oci.Registry(tmp_path, "amd64"), pins.load(), {"cluster-autoscaler": tmp_path})
+    folder = tmp_path / "v2" / "autoscaling" / "cluster-autoscaler"
+    assert (folder / "manifests" / "v1.33.0").is_file()
 
 
 def test_a_step_that_etcd_requires_is_in_the_mirror_of_that_minor_only() -> None:

@@ -58,7 +58,7 @@ def plays_that_prepare() -> list[tuple[str, dict[str, Any]]]:
 
 def test_every_play_that_prepares_machines_passes_the_credentials() -> None:
     plays = plays_that_prepare()
-    names = {"gpu_install.yml", "init_master.yml", "join.yml", "prepare.yml", "up.yml"}
+    names = {"gpu_install.yml", "init_master.yml", "join.yml", "prepare.yml", "registration.yml", "up.yml"}
     assert {name for name, _ in plays} == names
     option = {"proxy_credentials": "{{ settings_proxy_credentials }}"}
     for _, play in plays:

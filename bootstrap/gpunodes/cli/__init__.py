@@ -47,10 +47,12 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Health and repair": {
         "health": "Check GPU machines: state, action and evidence.",
+        "serve-metrics": "Scan GPU machines again and again, and serve the verdicts to Prometheus.",
         "repair": "Repair machines: drain, reset or reboot, verify, uncordon.",
         "maintenance": "Keep repairs and new pods away from machines that people work on.",
         "rollout": "Apply settings, and follow, continue or abandon the work that is rolled out node by node.",
         "uncordon": 'Clear "needs repair" of a machine: pods and repairs are allowed on it again.',
+        "autoscale": "Scale pools by switching machines on and off.",
         "power": "Show a machine's power state, switch it through its BMC, or change the BMC's password.",
         "history": "Show the recorded verdicts, repairs and burn-ins of one machine, or of all.",
     },

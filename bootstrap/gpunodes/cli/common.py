@@ -18,7 +18,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.inventory.edit import Tentative
 from gpunodes.model import Machine, Outcome, RunResult
-from gpunodes.operations import nodes
+from gpunodes.operations import nodes, switched_off
 from gpunodes.operations.phases import PREFLIGHT, skipped
 from gpunodes.operations.run import Operation, RunOptions, carry_out, check_kinds
 from gpunodes.planner import gpu, versions
@@ -247,6 +247,15 @@ def run_options(operation: Operation) -> Callable[[_Command], _Command]:
 def requesting(flags: CommonOptions, requested: Mapping[str, Any]) -> CommonOptions:
     """``flags`` with settings for this run."""
     return replace(flags, options=replace(flags.options, variables={**flags.options.variables, **requested}))
+
+
+def without_off(inventory: Inventory, machines: Sequence[Machine], named: Collection[str] = ()) -> list[Machine]:
+    """The machines that are not off on purpose, and those that the user ``named``; the others are shown as skipped."""
+    on, off = switched_off.split(inventory, [each for each in machines if each.name not in named])
+    for name, why in sorted(off.items()):
+        terminal.line(f"skipped: {name}: {why}", err=True)
+    chosen = {each.name for each in on}.union(named)
+    return [each for each in machines if each.name in chosen]
 
 
 def check(operation: Operation, flags: CommonOptions) -> None:

@@ -8,13 +8,16 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunodes.cli import complete, options, repair_options, terminal
+from gpunodes.cli import complete, options, repair_options, scan_outputs, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
+
+if TYPE_CHECKING:
+    from gpunodes.repair.result import RepairResult
 
 # systemd.time(7)
 _UNITS = "us(ec)?|ms(ec)?|s(ec(onds?)?)?|m(in(utes?)?)?|h(r|ours?)?|d(ays?)?|w(eeks?)?|M|months?|y(ears?)?"
@@ -108,6 +111,7 @@ class _MachinesOrCommand(click.Group):
     shell_complete=_actions,
     help="With --reboot-hung: repair machines with one of these actions, such as reset_gpu,reboot; by default reboot.",
 )
+@scan_outputs.options
 @repair_options.options
 @options.json_option
 def command(
@@ -120,6 +124,7 @@ def command(
     reboot_hung: bool,
     actions: str | None,
     repair_flags: repair_options.RepairOptions,
+    outputs: scan_outputs.ScanOutputs,
     as_json: bool,
 ) -> int:
     """Check GPU machines: state, action and evidence.
@@ -136,8 +141,10 @@ def command(
     if reboot_hung:
         if files or watch:
             raise WrongInput("--reboot-hung repairs live machines", "no --from and no --watch with it", "leave it out")
+        if repair_flags.dry_run:
+            outputs = outputs.refuse("--dry-run changes nothing", metrics=True)
         pace = (deadline, parallel)
-        return _repair(patterns, inventory_path, actions or "reboot", repair_flags, pace, as_json=as_json)
+        return _repair(patterns, inventory_path, actions or "reboot", repair_flags, outputs, pace, as_json=as_json)
     if given := [*(["--actions"] if actions else []), *repair_flags.given()]:
         are, them = ("are", "them") if len(given) > 1 else ("is", "it")
         raise WrongInput(
@@ -146,14 +153,17 @@ def command(
     if not files:
         if watch and as_json:
             raise WrongInput("--watch repeats, and --json prints one document", "one of them", "leave one out")
-        return _live(patterns, inventory_path, watch, deadline, parallel, as_json=as_json)
+        return _live(patterns, inventory_path, outputs, watch, deadline, parallel, as_json=as_json)
     if watch:
         raise WrongInput("--from reads saved logs", "no --watch with it", "leave one out")
+    outputs = outputs.refuse("--from reads saved logs")
     from gpunodes.operations import health
     from gpunodes.views import health as view
 
+    began = time.monotonic()
     # A shell expands `--from *.log` to one value and arguments.
     verdict = health.of_files([*files, *patterns])
+    outputs.write([verdict], began, None)
     if not as_json:
         for line in view.files(verdict):
             terminal.line(line, err=True)
@@ -250,24 +260,34 @@ def _repair(
     inventory_path: Path,
     actions: str,
     flags: repair_options.RepairOptions,
+    outputs: scan_outputs.ScanOutputs,
     pace: tuple[float | None, int],
     *,
     as_json: bool,
 ) -> int:
     """Scan machines and repair those whose verdict recommends it; returns the exit code."""
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.operations import checked
+    from gpunodes.operations import checked, scan_reports
 
     inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
     fleet = InventoryFleet(inventory, *pace)
     request = repair_options.request(flags, "health", fleet, patterns, actions=actions)
     machines = inventory.select(patterns)
-    return repair_options.carry_out(fleet, machines, request, yes=flags.yes, as_json=as_json)
+
+    began = time.monotonic()
+
+    def after(result: RepairResult) -> None:
+        with scan_outputs.warning():
+            outputs.write(scan_reports.after_repair(fleet, machines, result), began, inventory.cluster)
+
+    ended = after if outputs.any() else None
+    return repair_options.carry_out(fleet, machines, request, yes=flags.yes, as_json=as_json, ended=ended)
 
 
 def _live(
     patterns: tuple[str, ...],
     inventory_path: Path,
+    outputs: scan_outputs.ScanOutputs,
     watch: float | None,
     deadline: float | None,
     parallel: int,
@@ -276,7 +296,7 @@ def _live(
 ) -> int:
     """Scan the machines of the inventory, once or repeatedly; returns the exit code."""
     from gpunodes.engine import scans
-    from gpunodes.operations import checked, scan
+    from gpunodes.operations import checked, scan, switched_off
     from gpunodes.views import health_map
 
     try:
@@ -295,9 +315,11 @@ def _live(
                 deadline_s=deadline,
                 parallel=parallel,
                 cluster=inventory.cluster,
+                off=switched_off.read(inventory),
             )
         finally:
             view.close()
+        outputs.write(verdicts, began, inventory.cluster)
         code = _show(verdicts, as_json=as_json)
         if watch is None:
             return code
@@ -324,4 +346,5 @@ def _show(verdicts: list[Verdict], *, as_json: bool) -> int:
         terminal.echo(view.dump(view.document(verdicts)))
     else:
         terminal.report(view.listing(verdicts))
-    return ExitCode.DONE if all(verdict.state is State.HEALTHY for verdict in verdicts) else ExitCode.PARTLY
+    fine = {State.HEALTHY, State.OFF}
+    return ExitCode.DONE if all(verdict.state in fine for verdict in verdicts) else ExitCode.PARTLY

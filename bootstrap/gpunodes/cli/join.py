@@ -49,5 +49,6 @@ def command(
         if new or connection.variables:
             inventory = checked.inventory(flags.inventory)
         chosen = inventory.select(machines, Role.CONTROL_PLANE, Role.WORKER)
+        chosen = common.without_off(inventory, chosen, machines)
         added = common.Added(change, added_names)
         return common.execute(OPERATION, inventory, chosen, common.requesting(flags, requested), added)

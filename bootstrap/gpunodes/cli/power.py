@@ -45,8 +45,9 @@ def command(
     """Show a machine's power state, switch it through its BMC, or change the BMC's password.
 
     MACHINE is a name or address of the inventory. Without --drain the operating system is not shut down first, and the
-    node is not drained. Nothing is switched if the BMC reports the UUID, serial number or MAC addresses of another
-    machine; status shows what both report.
+    node is not drained. A machine without a BMC, which Wake-on-LAN switches on, is always shut down, and cannot be
+    cycled. Nothing is switched if the BMC reports the UUID, serial number or MAC addresses of another machine; status
+    shows what both report.
 
     A worker that is not needed: `gpunodes power worker-3 off --drain`, later `gpunodes power worker-3 on --wait`. In
     between no repair switches it on.
@@ -67,7 +68,8 @@ def command(
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
-        how = "after its node was drained" if drain else "without a shutdown of its system"
+        how = "by a shutdown" if power.only_wakes(inventory, chosen) else "without a shutdown of its system"
+        how = "after its node was drained" if drain else how
         terminal.confirm(f"The power of {chosen.name} is switched off, {how}", yes=yes)
     fleet, asked, report = InventoryFleet(inventory), power.PowerAction(action), repair_options.lines().report
     named = repair_options.named(chosen, [machine])

@@ -112,8 +112,19 @@ def request(
     )
 
 
-def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest, *, yes: bool, as_json: bool) -> int:
-    """Repair machines, after the plan and a confirmation; returns the exit code."""
+def carry_out(
+    fleet: Fleet,
+    machines: Sequence[Machine],
+    request: RepairRequest,
+    *,
+    yes: bool,
+    as_json: bool,
+    ended: Callable[[RepairResult], None] | None = None,
+) -> int:
+    """Repair machines, after the plan and a confirmation; returns the exit code.
+
+    ``ended`` is called with the result of a command that was not interrupted.
+    """
     from gpunodes.operations.repair import commands
     from gpunodes.views import repair as views
 
@@ -124,7 +135,10 @@ def carry_out(fleet: Fleet, machines: Sequence[Machine], request: RepairRequest,
         terminal.report(views.summary(plan), err=True)
         if names := [each.machine for each in plan.machines if each.decision == "repair"]:
             terminal.confirm(f"{', '.join(names)} will be repaired as planned", yes=False)
-    return show(commands.run(fleet, machines, request, report), as_json=as_json)
+    result = commands.run(fleet, machines, request, report)
+    if ended and not result.interrupted:
+        ended(result)
+    return show(result, as_json=as_json)
 
 
 def show(result: RepairResult, *, as_json: bool) -> int:

@@ -20,9 +20,10 @@ from gpunodes.views import document, drift, text
 def command(inventory_path: Path, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
-    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. A control plane that does not
-    respond, while another one does, is a warning. How control planes differ from their settings is listed, too;
-    `gpunodes rollout apply` applies the settings. Exit code 3 when a node is not ready.
+    Machines of the group gpu_hosts are listed too; they are not meant to be nodes. Those that the autoscaler keeps off
+    have no node, and are listed with the reason. A control plane that does not respond, while another one does, is a
+    warning. How control planes differ from their settings is listed, too; `gpunodes rollout apply` applies the
+    settings. Exit code 3 when a node is not ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
@@ -53,6 +54,7 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
         for node in found.nodes
     ]
     rows += [("-", name, "-", "no node", "-", "-", "") for name in found.missing]
+    rows += [("-", name, "-", "off", "-", "-", why) for name, why in found.off.items()]
     rows += [("-", name, "gpu host", "-", "-", "-", "") for name in found.gpu_hosts]
     parts = [
         f"Kubernetes {found.version} at {found.endpoint}{_holders(found)}",

@@ -28,4 +28,5 @@ def command(flags: common.CommonOptions, requested: Mapping[str, Any]) -> int:
     inventory = checked.inventory(flags.inventory)
     inventory.control_plane()
     nodes = inventory.machines(Role.CONTROL_PLANE, Role.WORKER)
+    nodes = common.without_off(inventory, nodes)
     return common.execute(OPERATION, inventory, nodes, common.requesting(flags, requested))

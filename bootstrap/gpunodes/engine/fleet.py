@@ -24,6 +24,7 @@ from gpunodes.model import Machine, Role
 from gpunodes.planner import desired
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.policy import Node
+from gpunodes.repair.switched_off import Switched, of_machines
 
 _MINIMUM = {"unhealthy_percent": 1, "guard_repairs": 1, "evidence_days": 1, "evidence_mib": 1}
 """The minimum of repair settings for which 0 would do harm."""
@@ -199,6 +200,13 @@ def match_nodes(
     machines = _identities(fleet, seen)
     matcher = Matcher([node.identity for node in nodes], machines.values())
     return {name: matcher.match(machine, confirmed=confirmed) for name, machine in machines.items()}
+
+
+def match_switched(
+    fleet: Fleet, switched: Mapping[str, Switched], seen: Mapping[str, MachineScan]
+) -> dict[str, Switched]:
+    """The machines that the autoscaler keeps off, by name; ``switched`` has them by the names that their nodes had."""
+    return of_machines(switched, _identities(fleet, seen)) if switched else {}
 
 
 def unmatched(match: Match) -> str:

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,10 +18,9 @@ from typing import Any
 from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
+from gpunodes.shape import LATEST
 
 _FILE = "history.jsonl"
-_MAX_TIME = 253402300800.0
-"""The year 10000, in seconds since 1970: the datetime module supports no later date."""
 
 
 class EntryKind(StrEnum):
@@ -42,6 +42,8 @@ class EntryKind(StrEnum):
     """A stage or the outcome of a roll-out on a machine."""
     POWER = "power"
     """A power action of a user."""
+    STATE = "state"
+    """A notice reported the machine's new state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ def summaries(cluster: str) -> Mapping[str, MachineHistory]:
     begun: dict[str, float] = {}
     counted: set[str] = set()
     for entry in read(cluster=cluster):
+        if entry.kind is EntryKind.STATE:
+            continue
         summary = found.get(entry.machine, MachineHistory())
         begun.setdefault(entry.repair, entry.time)
         if entry.kind is EntryKind.CLEARED:
@@ -175,6 +179,16 @@ def summaries(cluster: str) -> Mapping[str, MachineHistory]:
         not_repaired = entry.detail if entry.kind is EntryKind.VERDICT and not entry.repair else ""
         found[entry.machine] = dataclasses.replace(summary, not_repaired=not_repaired)
     return found
+
+
+def repairs(cluster: str) -> dict[str, int]:
+    """How many repairs of a cluster's machines ended with each outcome."""
+    return Counter(entry.outcome for entry in read(cluster=cluster) if entry.kind is EntryKind.END)
+
+
+def reported_states(cluster: str) -> dict[str, str]:
+    """The state of each machine of a cluster that the last notice about it reported."""
+    return {entry.machine: entry.what for entry in read(cluster=cluster) if entry.kind is EntryKind.STATE}
 
 
 def _add(descriptor: int, line: bytes) -> None:
@@ -207,6 +221,6 @@ def _parse(line: str) -> HistoryEntry | None:
         return None
     texts = (entry.machine, entry.what, entry.outcome, entry.detail, entry.repair, entry.cluster, entry.by, *evidence)
     # In Python, True is an int; NaN fails the range check.
-    numbers = (type(each) in (int, float) and 0 <= each < _MAX_TIME for each in (entry.time, entry.seconds))
+    numbers = (type(each) in (int, float) and 0 <= each < LATEST for each in (entry.time, entry.seconds))
     typed = isinstance(evidence, list) and all(isinstance(text, str) for text in texts) and all(numbers)
     return entry if typed else None

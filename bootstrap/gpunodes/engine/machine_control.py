@@ -20,7 +20,7 @@ from gpunodes import settings
 from gpunodes.engine import power as powers
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.power import kinds
-from gpunodes.engine.remote import answers, commands, programs, shell
+from gpunodes.engine.remote import answers, commands, programs, shell, targets
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.identity.bmc import BmcMatch, match_bmc
 from gpunodes.identity.model import MachineIdentity
@@ -178,12 +178,18 @@ class MachineControl:
         )
 
     def has_power(self) -> bool:
-        """Whether a BMC is configured."""
-        return bool(self._settings["gpunodes_bmc_type"])
+        """Whether a BMC is configured that can switch the machine off."""
+        return bool(self._settings["gpunodes_bmc_type"]) and not self.only_wakes
+
+    @property
+    def only_wakes(self) -> bool:
+        """Whether the machine can be switched on only, and is switched off by a shutdown of its system."""
+        return bool(self._settings["gpunodes_bmc_type"] == kinds.WOL)
 
     def power(self) -> powers.Power | None:
         """The BMC; None when none is configured. Raises WrongInput for invalid settings."""
-        access = kinds.access(self.name, self._settings)
+        port = targets.first(self._variables, targets.PORTS) or targets.DEFAULT_PORT
+        access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs)
         return kinds.connect(self.name, access) if access else None
 
     def reset(self) -> None:

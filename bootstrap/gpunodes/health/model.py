@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
@@ -25,6 +25,8 @@ class State(StrEnum):
     """The state of a machine; ordered by ``rank``, the worst last."""
 
     HEALTHY = "healthy"
+    OFF = "off"
+    """The autoscaler keeps it off, so it does not respond."""
     DEGRADED = "degraded"
     """It works, but something must be restarted, reset or watched."""
     UNKNOWN = "unknown"
@@ -164,7 +166,22 @@ class Verdict:
     kernel_lines: int = 0
     """The number of kernel lines that were read."""
     wanted: str = ""
-    """For the state `UNKNOWN`: why, and what to supply."""
+    """For the state `UNKNOWN`: why, and what to supply. For the state `OFF`: since when, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanSummary:
+    """A scan, and what the history has about repairs; None where it has nothing about these machines (saved logs)."""
+
+    verdicts: Sequence[Verdict]
+    ended: float
+    """Seconds since 1970."""
+    seconds: float
+    """How long it took, with the repairs after it."""
+    needs_repair: Collection[str] | None = None
+    """The machines that repairs gave up."""
+    repairs: Mapping[str, int] | None = None
+    """How many repairs ended with each outcome."""
 
 
 @dataclass(frozen=True, slots=True)

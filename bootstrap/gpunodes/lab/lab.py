@@ -85,7 +85,13 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         tree = None
         if request.minors:
             report("preparing the mirror")
-            tree = mirror.build(layout.cache, minors=request.minors, suites=[request.system.suite], progress=report)
+            tree = mirror.build(
+                layout.cache,
+                minors=request.minors,
+                suites=[request.system.suite],
+                progress=report,
+                autoscaler=request.autoscaler,
+            )
         newer = None
         if request.equipment.own_kernel and tree:
             newer = updates.build(layout.cache, suite=request.system.suite, progress=report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from gpunodes.engine import control_planes, events, journal, runner
@@ -33,24 +34,25 @@ def plan(inventory: Inventory) -> list[PlannedAddon]:
 
 
 def upgrade(fleet: Fleet, inventory: Inventory, report: Report) -> None:
-    """Update the add-ons while no roll-out can begin; raises WrongInput if one is unfinished, and as ``update``."""
+    """Bring the network add-on and the device plugin to the versions of this gpunodes, while no roll-out can begin.
+
+    Raises WrongInput if a roll-out is unfinished, and GpunodesError with the nodes on which an add-on does not run:
+    then it is as before. Raises Lost if another command may have begun a roll-out meanwhile.
+    """
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(context.opened(fleet, "addons upgrade", report))
         commands.check_finished(stack.enter_context(commands.locked(opened)))
-        update(inventory, report)
+        report("", "updating the network add-on and the device plugin")
+        _run(inventory, "addons", "the add-ons were not updated", opened.leases.lost)
 
 
-def update(inventory: Inventory, report: Report) -> None:
-    """Bring the network add-on and the device plugin to the versions of this gpunodes.
+def _run(
+    inventory: Inventory, tag: str, failed: str, lost: Callable[[], GpunodesError | None] = lambda: None
+) -> list[Any]:
+    """Run the playbook with a tag; what it reports about add-ons. Raises GpunodesError if it fails.
 
-    Raises GpunodesError, with the nodes on which one does not run; then it is as before.
+    ``lost`` returns why the lock is lost, None while it is held: it is asked all the time.
     """
-    report("", "updating the network add-on and the device plugin")
-    _run(inventory, "addons", "the add-ons were not updated")
-
-
-def _run(inventory: Inventory, tag: str, failed: str) -> list[Any]:
-    """Run the playbook with a tag; what it reports about add-ons. Raises GpunodesError if it fails."""
     control = control_planes.choose(inventory).machine
     answers: list[Any] = []
     failures: list[TaskEnded] = []
@@ -63,9 +65,9 @@ def _run(inventory: Inventory, tag: str, failed: str) -> list[Any]:
                 answers.append(event.result["addons"])
 
     play = runner.Play(_PLAYBOOK, inventory, [control.name], tags=[tag], control=control.name)
-    ended = runner.run(play, journal.open_run(f"addons {tag}"), on_event)
+    ended = runner.run(play, journal.open_run(f"addons {tag}"), on_event, lambda: lost() is not None)
     if ended.interrupted:
-        raise Interrupted
+        raise lost() or Interrupted
     if not ended.ok:
         raise GpunodesError(
             f"{failed}: {events.cause(failures[0]) if failures else ended.error_text}",

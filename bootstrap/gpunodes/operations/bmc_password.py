@@ -9,9 +9,9 @@ from gpunodes.engine import history
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.power import Power, PowerProblem, PowerState, Trouble, passwords
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine
-from gpunodes.operations.power import PowerAction, PowerResult, locked
+from gpunodes.operations.power import PowerAction, PowerResult, locked, required
 from gpunodes.operations.repair.context import Report
 
 _LOGIN_S = 60.0
@@ -24,11 +24,10 @@ def rotate(fleet: InventoryFleet, machine: Machine, path: Path, *, named: bool, 
     Run again after any failure, it continues: the password is in ``path`` before it is sent, and a BMC that has it
     already is only verified. Raises PowerProblem, and WrongInput without a BMC that has a password.
     """
+    required(machine, fleet.machine_control(machine).power())
+    # A machine that responds has its identity recorded, with which the BMC is compared.
+    fleet.scan([machine])
     control = fleet.machine_control(machine, named=named, report=lambda text: report(machine.name, text))
-    if not control.has_power():
-        raise WrongInput(
-            f"{machine.name} has no BMC", "gpunodes_bmc_type and the other BMC settings", "set them in the inventory"
-        )
     new = passwords.new(path)
     renewed = control.with_password(new)
     action = PowerAction.ROTATE_PASSWORD

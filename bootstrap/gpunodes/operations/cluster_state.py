@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.fleet import Fleet, match_nodes, unmatched
+from gpunodes.engine.fleet import Fleet, match_nodes, match_switched, unmatched
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import described
 from gpunodes.engine.leases.objects import lock_name
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Verdict
+from gpunodes.identity.matcher import Match
 from gpunodes.model import Machine, Role
 from gpunodes.repair import policy
 from gpunodes.repair.policy import Node
+from gpunodes.repair.switched_off import Switched
 
 Scans = Mapping[str, MachineScan]
 
@@ -34,13 +36,15 @@ class Command(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All nodes by name, locked ones marked as cordoned."""
+    """All nodes by name, locked ones marked as cordoned; without those of machines that are off on purpose."""
 
     nodes: Mapping[str, Node]
     machines: Mapping[str, tuple[Node | None, str]]
     """Each machine's node and "", or None and why it may not be repaired."""
     holders: Mapping[str, str]
     """The other commands that hold locks, by the lock's name."""
+    off: Mapping[str, Switched] = field(default_factory=dict)
+    """The machines that the autoscaler keeps off; they count in no pool."""
 
     def holder(self, machine: str, node: Node | None) -> str:
         """The other command that holds the lock of a machine, "" if none does."""
@@ -53,16 +57,25 @@ def read(command: Command, scans: Scans, own: Collection[str] = ()) -> ClusterSt
         return _of_inventory(command, scans, own)
     live = {seen.name: seen for seen in command.leases.observe() if seen.live}
     every = command.cluster.nodes()
+    switched = command.cluster.switched_off()
     nodes = {node.name: _locked(node) if lock_name(node.name) in live else node for node in every}
     others = {name: seen for name, seen in live.items() if name not in map(lock_name, own)}
+    matches = match_nodes(command.fleet, every, scans)
+    # While a machine stops, it still has its node, which alone identifies it.
+    with_node = {name: match.node.name for name, match in matches.items() if match.node}
+    gone = {node for node, each in switched.items() if node in nodes and each.is_off(ready=nodes[node].ready)}
+    off = {name: each for name, each in match_switched(command.fleet, switched, scans).items() if name not in with_node}
+    off |= {name: switched[node] for name, node in with_node.items() if node in gone}
     return ClusterState(
-        nodes,
-        {
-            name: (nodes[match.node.name], "") if match.node else (None, unmatched(match))
-            for name, match in match_nodes(command.fleet, every, scans).items()
-        },
+        {name: node for name, node in nodes.items() if name not in gone},
+        {name: (None, off[name].described) if name in off else _node(nodes, match) for name, match in matches.items()},
         {name: f"{described(seen.holder)}, since {seen.since}" for name, seen in others.items()},
+        off,
     )
+
+
+def _node(nodes: Mapping[str, Node], match: Match) -> tuple[Node | None, str]:
+    return (nodes[match.node.name], "") if match.node else (None, unmatched(match))
 
 
 def _of_inventory(command: Command, scans: Scans, own: Collection[str]) -> ClusterState:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpunodes.engine import events, journal, runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
-from gpunodes.operations import phases, preflight
+from gpunodes.operations import phases, preflight, switched_off
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import os_upgrade
 
@@ -18,9 +19,11 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, *, sec
     """Read the facts and the pending upgrades of ``machines``; ``security``: only security updates count."""
     folder = journal.open_run("os plan")
     view.begin("os plan", machines)
-    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
-    facts = {each.name: each.facts for each in seen.candidates}
-    unreachable = {each.name: each.unreachable for each in seen.candidates}
+    on, off = switched_off.split(inventory, machines)
+    seen = preflight.inspect(inventory, on, folder, view, {}, sources=False)
+    facts: dict[str, Mapping[str, Any] | None] = dict.fromkeys(off)
+    facts |= {each.name: each.facts for each in seen.candidates}
+    unreachable = {**off, **{each.name: each.unreachable for each in seen.candidates}}
     readable = [machine for machine in machines if facts[machine.name] is not None]
     tracker = Tracker(readable, PHASES, view)
     interrupted = seen.interrupted

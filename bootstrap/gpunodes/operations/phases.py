@@ -75,6 +75,12 @@ BURN_IN = Phase(
     "Test the GPUs by DCGM or a CUDA program, and NCCL between nodes; a taint keeps pods off until they passed.",
     only=(Only.GPUS, Only.BURN_IN),
 )
+STARTED = Phase(
+    "started",
+    "Let pods onto the node",
+    "Remove the taint with which nodes of pools that scale register.",
+    only=(Only.SCALING,),
+)
 GPU_IDLE = Phase("gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs of the node.")
 GPU_REMOVE = Phase(
     "gpu_remove",
@@ -142,6 +148,12 @@ FIREWALL = Phase(
     "firewall",
     "Update the firewalls of other nodes",
     "Let the machines that join through the firewalls in which gpunodes opened ports.",
+)
+REGISTRATION = Phase(
+    "registration",
+    "Configure the registration",
+    "The kubelet of a machine whose pool scales registers its node by itself at each start.",
+    only=(Only.SCALING,),
 )
 WORKER = Phase("worker", "Join the cluster", "kubeadm join with a token valid for minutes; nothing if already joined.")
 READY = Phase(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpunodes import settings
 from gpunodes.engine import history, records
 from gpunodes.engine import power as powers
 from gpunodes.engine.cluster.api import OnWait
@@ -17,10 +18,12 @@ from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.fleet import Fleet, InventoryFleet, match_nodes, unmatched
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.locks import NoLock
-from gpunodes.engine.power import Order, PowerState
+from gpunodes.engine.machine_control import MachineControl
+from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble, kinds
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.identity.matcher import Match
+from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import claims
 from gpunodes.operations.repair.context import Report, avoidable
@@ -78,15 +81,54 @@ def power(
             own_bmc = machine_control.own_power()
             if problem := lost():
                 raise problem
-            machine_control.cold_cycle() if action is PowerAction.CYCLE else powers.change(own_bmc, Order(action.value))
+            if action is PowerAction.CYCLE:
+                machine_control.cold_cycle()
+            elif action is PowerAction.OFF and machine_control.only_wakes:
+                shut_down(machine_control, own_bmc, seen.get(machine.name))
+            else:
+                powers.change(own_bmc, Order(action.value))
     machine_control = fleet.machine_control(machine)
     state = bmc.state().value
     if action is not PowerAction.STATUS:
         history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, action.value, state)
         return PowerResult(machine.name, action.value, state, bmc.name)
     match = machine_control.compare(bmc)
-    own, why = (match.same, match.why) if match else (None, f"{bmc.name} gets the machine's name with each order")
+    unverified = f"{bmc.name} gets the machine's name with each order"
+    if machine_control.only_wakes:
+        unverified = "the network shows whether it is on, and nothing responds to Wake-on-LAN"
+    own, why = (match.same, match.why) if match else (None, unverified)
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
+
+
+def only_wakes(inventory: Inventory, machine: Machine) -> bool:
+    """Whether a machine has no BMC, and is switched on by Wake-on-LAN and off by a shutdown."""
+    return bool(settings.resolve(inventory.variables(machine.name))["gpunodes_bmc_type"] == kinds.WOL)
+
+
+SHUTDOWN_S = 300.0
+"""Time limit in seconds for the end of an operating system."""
+
+
+def shut_down(control: MachineControl, bmc: powers.Power, seen: MachineScan | None, poll_s: float = 5.0) -> None:
+    """Switch a machine off that has no BMC: its system shuts down over SSH, and then does not respond any more.
+
+    ``seen`` is its scan, None if it is off. Raises PowerProblem.
+    """
+    if seen is None:
+        return
+    if not seen.verdict.boot_id:
+        raise PowerProblem(
+            Trouble.REFUSED,
+            f"{control.name} has no BMC, and its system does not respond over SSH",
+            "switch it off on site",
+        )
+    control.shut_down(seen.verdict.boot_id)
+    if not powers.off_within(bmc, SHUTDOWN_S, poll_s):
+        raise PowerProblem(
+            Trouble.INCONSISTENT,
+            f"{control.name} still responds {SHUTDOWN_S:.0f} s after its system was asked to shut down",
+            "see what holds it up: `systemctl list-jobs` there",
+        )
 
 
 def required(machine: Machine, bmc: powers.Power | None) -> powers.Power:

@@ -15,7 +15,7 @@ from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
-from gpunodes.operations import claims, phases
+from gpunodes.operations import claims, phases, switched_off
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import certificates, drift, endpoint, gpu, networks, preflight, reports, versions
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
@@ -123,7 +123,7 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = [_candidate(machine, tracker, resolved[machine.name]) for machine in machines]
+    candidates = _explained(inventory, [_candidate(each, tracker, resolved[each.name]) for each in machines])
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     if control is None:
         return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=without_cluster)
@@ -167,6 +167,19 @@ def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
     with contextlib.suppress(WrongInput):
         found |= inventory.rendered(name, ADDRESS)
     return found
+
+
+def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[MachineFacts]:
+    """The same, where machines that were not read say it if they are off on purpose."""
+    if all(each.facts is not None for each in candidates):
+        return candidates
+    off = switched_off.read(inventory)
+    return [
+        replace(each, unreachable=f"{off[each.name].described}; `gpunodes power {each.name} on` ends that")
+        if each.facts is None and each.name in off
+        else each
+        for each in candidates
+    ]
 
 
 def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> MachineFacts:

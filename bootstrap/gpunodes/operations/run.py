@@ -29,7 +29,7 @@ from gpunodes.model import (
 from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import gpu, gpu_installed
+from gpunodes.planner import gpu, gpu_installed, scaled_pools
 from gpunodes.planner.candidates import Growth
 
 
@@ -373,6 +373,10 @@ def _applicable(
         Only.GPUS: set(requested),
         Only.NODES: {machine.name for machine in machines if machine.role is not Role.GPU_HOST},
         Only.BURN_IN: {name for name, request in requested.items() if request["gpunodes_burn_in"]},
+        Only.SCALING: {
+            name for name, request in requested.items() if scaled_pools.any_scales(request["gpunodes_pools"])
+        }
+        - own,
         Only.WITH_DOCKER: set(requested),
         Only.CUDA: {
             name

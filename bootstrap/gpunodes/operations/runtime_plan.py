@@ -10,7 +10,7 @@ from gpunodes.engine import events, journal, runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, Phase, TaskEnded
-from gpunodes.operations import phases
+from gpunodes.operations import phases, switched_off
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import runtime_upgrade
 
@@ -21,14 +21,18 @@ _PLAYBOOK = "runtime_pending.yml"
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> runtime_upgrade.RuntimePlans:
     """Read what is pending on ``machines``; raises GpunodesError if Ansible fails on the controller."""
     view.begin("runtime plan", machines)
-    tracker = Tracker(machines, PHASES, view)
-    play = runner.Play(_PLAYBOOK, inventory, [machine.name for machine in machines])
-    ended = runner.run(play, journal.open_run("runtime plan"), tracker.on_event)
-    tracker.check_controller(ended)
+    on, why = switched_off.split(inventory, machines)
+    tracker = Tracker(on, PHASES, view)
+    interrupted = False
+    if on:
+        play = runner.Play(_PLAYBOOK, inventory, [machine.name for machine in on])
+        ended = runner.run(play, journal.open_run("runtime plan"), tracker.on_event)
+        tracker.check_controller(ended)
+        interrupted = ended.interrupted
     answers = tracker.answers.get(phases.RUNTIME_PENDING.name, {})
-    why = {name: events.cause(failure) for name, failure in tracker.failures.items()}
+    why |= {name: events.cause(failure) for name, failure in tracker.failures.items()}
     found = [runtime_upgrade.planned(each.name, answers.get(each.name), why.get(each.name, "")) for each in machines]
-    return runtime_upgrade.RuntimePlans(found, interrupted=ended.interrupted)
+    return runtime_upgrade.RuntimePlans(found, interrupted=interrupted)
 
 
 def needed(inventory: Inventory, machine: Machine, folder: Path, should_stop: Callable[[], bool]) -> str | None:

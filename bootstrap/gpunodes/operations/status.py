@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunodes import settings
@@ -16,7 +16,7 @@ from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
-from gpunodes.operations import phases
+from gpunodes.operations import phases, switched_off
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import certificates, endpoint, reports
@@ -63,6 +63,8 @@ class ClusterStatus:
     nodes: Sequence[NodeStatus]
     missing: Sequence[str]
     """Machines of the inventory that are not nodes yet."""
+    off: Mapping[str, str] = field(default_factory=dict)
+    """The machines that the autoscaler keeps off, with a sentence about each; they are not ``missing``."""
     gpu_hosts: Sequence[str] = ()
     """Machines of the inventory that are not meant to be nodes."""
     etcd: Sequence[EtcdMember] = ()
@@ -115,8 +117,11 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     ends = certificates.ending(cluster.get("certificates", ()), time.time())
     etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
     held = tracker.answers.get("has_virtual_address", {})
+    off = {name: each.described for name, each in switched_off.read(inventory).items()}
     return replace(
         found,
+        missing=[name for name in found.missing if name not in off],
+        off=off,
         gpu_hosts=hosts,
         etcd=etcd,
         virtual_address=vip,

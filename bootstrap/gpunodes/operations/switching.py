@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunodes.engine import history
@@ -31,8 +31,6 @@ from gpunodes.repair.policy import Node
 
 REASON = "switched off by `gpunodes power`"
 """The reason of the maintenance: only that one ends when the machine is on again."""
-_OFF_SEEN = 2
-"""A BMC may report a state of before the order once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +59,24 @@ def off(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool 
     plane and for a node that a roll-out or a repair holds, and GpunodesError if pods cannot leave: then its node is
     given back. Raises Held if another command works on it.
     """
+    limits = time_limits(fleet)
+    runs = required(machine, fleet.machine_control(machine).power()).state() is not PowerState.OFF
+    seen = fleet.scan([machine]) if runs else {}
+    # Made after the scan: the BMC must be that of the machine that responds now, not only of the recorded one.
     control = _control(fleet, machine, report, named=named)
     bmc = control.own_power()
-    limits = time_limits(fleet)
     with connected(fleet, repair_settings(fleet.settings()), "power off") as (cluster, leases):
-        if bmc.state() is PowerState.OFF:
-            return _done(fleet, machine, Order.OFF, bmc)
-        seen = fleet.scan([machine])
         node = _node(fleet, cluster, machine, seen)
         with _held(leases, node.name):
             # Another command may have changed it before it was locked.
             node = _node(fleet, cluster, machine, seen)
             _check_free(machine, node)
-            began = _begin_maintenance(cluster, leases, node)
-            _drain(cluster, leases, node.name, limits, machine, report, began=began)
-            leases.confirm(node.name)
-            _switch_off(control, bmc, seen[machine.name].verdict.boot_id or "", limits, machine, report)
-            cluster.event(node.name, "SwitchedOff", f"by {user_at_host()}", warning=False)
+            began = _begin_maintenance(cluster, leases, node, machine, report)
+            if runs:
+                _drain(cluster, leases, node.name, limits, machine, report, began=began)
+                boot_id = seen[machine.name].verdict.boot_id or ""
+                _switch_off(control, lambda: leases.confirm(node.name), boot_id, limits, machine, report)
+                cluster.event(node.name, "SwitchedOff", f"by {user_at_host()}", warning=False)
     return _done(fleet, machine, Order.OFF, bmc)
 
 
@@ -95,6 +94,7 @@ def on(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool =
             powers.change(bmc, Order.ON)
             report(machine.name, f"waiting until its node is ready, at most {limits.verify:.0f} s")
             _wait_ready(fleet, cluster, leases, machine, node, limits)
+            leases.confirm(node.name)
             maintained = _node(fleet, cluster, machine, {}).maintenance
             if maintained and maintained.reason == REASON:
                 cluster.end_maintenance(node.name)
@@ -143,14 +143,19 @@ def _check_free(machine: Machine, node: Node) -> None:
         )
 
 
-def _begin_maintenance(cluster: Cluster, leases: Leases, node: Node) -> bool:
-    """Put the node into maintenance; False if it is in maintenance for another reason, which stays."""
+def _begin_maintenance(cluster: Cluster, leases: Leases, node: Node, machine: Machine, report: Report) -> bool:
+    """Put the node into maintenance, and cordon it; False if it is in maintenance for another reason, which stays."""
     now = leases.now()
-    if node.maintenance and node.maintenance.holds(now):
-        return node.maintenance.reason == REASON
-    made = Maintenance(REASON, user_at_host(), float(int(now)))
-    cluster.begin_maintenance(node.name, made, cordon=True)
-    return True
+    present = node.maintenance if node.maintenance and node.maintenance.holds(now) else None
+    # Without a cordon new pods would come to a machine that is switched off.
+    if present is None or not node.cordoned:
+        made = present or Maintenance(REASON, user_at_host(), float(int(now)))
+        cluster.begin_maintenance(node.name, made, cordon=True)
+    if present is None or present.reason == REASON:
+        return True
+    end = "" if present.until is None else "; when that ends, a repair may switch the machine on"
+    report(machine.name, f"its node stays in maintenance, and cordoned: {present.described()}{end}")
+    return False
 
 
 def _drain(
@@ -170,9 +175,10 @@ def _drain(
         remaining = pod_list([*result.refused, *result.terminating, *result.unmanaged])
         done = not remaining
     finally:
-        # Also after Ctrl-C: nothing was switched off yet.
+        # Also after Ctrl-C: nothing was switched off yet. If the lock is lost, another command may use the node.
         if began and not done:
             with contextlib.suppress(GpunodesError):
+                leases.confirm(node, wait=False)
                 cluster.end_maintenance(node)
     if remaining:
         raise GpunodesError(
@@ -183,26 +189,28 @@ def _drain(
 
 
 def _switch_off(
-    control: MachineControl, bmc: powers.Power, boot_id: str, limits: TimeLimits, machine: Machine, report: Report
+    control: MachineControl,
+    confirm: Callable[[], None],
+    boot_id: str,
+    limits: TimeLimits,
+    machine: Machine,
+    report: Report,
 ) -> None:
-    """Shut the system down, or switch the power off if it does not end, or cannot be asked to."""
+    """Shut the system down, or switch the power off if it does not end, or cannot be asked to.
+
+    ``confirm`` renews the lock before each of both; it raises if another command may hold it.
+    """
+    confirm()
+    bmc = control.own_power()
     if boot_id:
         report(machine.name, "shutting its system down")
         control.shut_down(boot_id)
-        if _off_within(bmc, limits.shutdown, limits.poll):
+        if powers.off_within(bmc, limits.shutdown, limits.poll):
             return
         report(machine.name, f"its system did not end within {limits.shutdown:.0f} s: switching its power off")
+        confirm()
+        bmc = control.own_power()
     powers.change(bmc, Order.OFF)
-
-
-def _off_within(bmc: powers.Power, limit_s: float, poll_s: float) -> bool:
-    deadline, seen = time.monotonic() + limit_s, 0
-    while seen < _OFF_SEEN:
-        seen = seen + 1 if bmc.state() is PowerState.OFF else 0
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(poll_s)
-    return True
 
 
 def _wait_ready(

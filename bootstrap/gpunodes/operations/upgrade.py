@@ -41,7 +41,7 @@ def roll_out(
             return results
     remaining = {step.machine for step in plan.steps} - {machine.name for machine in machines}
     if not remaining:
-        addons.update(inventory, report)
+        addons.upgrade(fleet, inventory, report)
     return results
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import events, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, Role
-from gpunodes.operations import phases, preflight
+from gpunodes.model import Machine, PreflightFinding, Role, Severity
+from gpunodes.operations import phases, preflight, switched_off
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import drift, reports, upgrade, versions
 from gpunodes.planner.candidates import MachineFacts, requirements_of
@@ -30,11 +31,13 @@ class Planned:
 def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     """Read all machines of the cluster, and plan its upgrade to ``requested``, a minor or an exact version.
 
+    Those that the autoscaler keeps off are left out, with a warning.
+
     Raises WrongInput for a version that is not possible whatever the machines report, and GpunodesError without a
     cluster that responds.
     """
     wanted = versions.check(requested)
-    machines = inventory.machines(Role.CONTROL_PLANE, Role.WORKER)
+    machines, off = switched_off.split(inventory, inventory.machines(Role.CONTROL_PLANE, Role.WORKER))
     folder = journal.open_run("upgrade plan")
     view.begin("upgrade plan", machines)
     # The control plane is queried for its cluster in any case.
@@ -48,7 +51,8 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     upgrade.check_order(wanted, str(seen.cluster["version"]).removeprefix("v"))
     subjects = _read(inventory, machines, seen, wanted, folder, view)
     plan = upgrade.plan(wanted, subjects, seen.cluster)
-    return Planned(replace(plan, findings=[*plan.findings, *drift.findings(seen.differing)]), seen)
+    left_out = [PreflightFinding(name, "power", Problem(why, "", ""), Severity.WARNING) for name, why in off.items()]
+    return Planned(replace(plan, findings=[*plan.findings, *drift.findings(seen.differing), *left_out]), seen)
 
 
 def _read(

@@ -25,7 +25,9 @@ from gpunodes.planner import (
     node_software,
     package_sources,
     proxies,
+    registration,
     runtime_versions,
+    scaled_pools,
     systems,
     time_service,
     versions,
@@ -133,6 +135,8 @@ class Desired:
     labels: Mapping[str, str]
     """Labels of the node by its settings: its pool, and additional ones; and the firewalls that gpunodes opens."""
     taints: Sequence[Mapping[str, str]]
+    scales: bool
+    """Whether the machine belongs to a pool that scales."""
 
 
 def desired(given: Given) -> Desired | tuple[Problem, ...]:
@@ -147,11 +151,11 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     plan = gpu.plan(given.machine, given.facts, requested.without_kubernetes() if given.is_gpu_host else requested)
     address = _address(given)
     keepalived = {} if isinstance(address, Problem) else _endpoint(given, address)
-    if not isinstance(plan, Plan) or isinstance(address, Problem) or isinstance(keepalived, Problem):
-        return (
-            *(() if isinstance(plan, Plan) else plan),
-            *(each for each in (address, keepalived) if isinstance(each, Problem)),
-        )
+    scales = _scales(given)
+    conflict = registration.conflict(given.machine, given.node) if scales else None
+    if not isinstance(plan, Plan) or isinstance(address, Problem) or isinstance(keepalived, Problem) or conflict:
+        others = [each for each in (address, keepalived, conflict) if isinstance(each, Problem)]
+        return (*(() if isinstance(plan, Plan) else plan), *others)
     runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
     of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
@@ -174,17 +178,18 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         socket=socket,
         node_address=address,
         images=images,
-        wanted=_through_proxies(through, _versioned(given, software)),
-        endpoint=_through_proxies(through, keepalived),
+        wanted=_completed(given, software, through),
+        endpoint=_completed(given, keepalived, through),
         gpu=GpuState(
             gpus=len(plan.gpus),
             expected=plan.expected,
             services=gpu_software.services(plan),
             labels=plan.labels,
-            wanted=_through_proxies(through, _versioned(given, of_gpu)),
+            wanted=_completed(given, of_gpu, through),
         ),
-        labels={**labels(given.settings, given.groups), **_firewall_label(given)},
-        taints=_taints(given.settings, plan),
+        labels=_labels(given),
+        taints=gpu.taints(given.settings, plan),
+        scales=scales,
     )
 
 
@@ -208,14 +213,10 @@ def _endpoint(given: Given, address: str) -> Mapping[str, Spec] | Problem:
     return {"endpoint": replace(made, firewall=_firewall(given, address))}
 
 
-def _through_proxies(through: Proxies | None, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
-    """``wanted`` with the machine's proxies."""
+def _completed(given: Given, wanted: Mapping[str, Spec], through: Proxies | None) -> Mapping[str, Spec]:
+    found = runtime_versions.chosen(wanted, given.facts, replaces=given.replaces_runtime)
     # The credentials stay a placeholder: the desired state is shown and kept.
-    return {role: replace(spec, proxies=through) for role, spec in wanted.items()} if through else wanted
-
-
-def _versioned(given: Given, wanted: Mapping[str, Spec]) -> Mapping[str, Spec]:
-    return runtime_versions.chosen(wanted, given.facts, replaces=given.replaces_runtime)
+    return {role: replace(spec, proxies=through) for role, spec in found.items()} if through else found
 
 
 def _proxies(given: Given, address: str) -> Proxies | None:
@@ -281,17 +282,30 @@ def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:
     return "".join(found)
 
 
-def _firewall_label(given: Given) -> dict[str, str]:
-    """The label by which later joins find the machines whose firewalls must let the new ones in."""
-    value = firewall.label_of(given.facts) if given.settings["gpunodes_firewall"] == firewall.OPEN else ""
-    return {firewall.LABEL: value} if value else {}
+def _labels(given: Given) -> dict[str, str]:
+    return labels(given.settings, given.groups) | firewall.labels(given.facts, given.settings["gpunodes_firewall"])
+
+
+def _scales(given: Given) -> bool:
+    """Whether the machine is switched on and off as pods need it; control planes and GPU hosts never are."""
+    stays = CONTROL_PLANE in given.groups or given.is_gpu_host
+    return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pool(given.settings, given.groups))
+
+
+def _registration(given: Given, plan: Plan) -> dict[str, Spec]:
+    """How a worker registers its node; nothing on a machine that is only prepared."""
+    if CONTROL_PLANE in given.groups or given.prepares:
+        return {}
+    if not _scales(given):
+        return {"registration": registration.unregistered()}
+    name, taints = str(given.node.get("name") or given.facts["hostname"]), gpu.taints(given.settings, plan)
+    return {"registration": registration.registered(name.lower(), {**plan.labels, **_labels(given)}, taints)}
 
 
 def _node(given: Given, runtime: str, address: str) -> Spec:
     """The kernel, time service and data of a node, and the ports that the machine's firewalls let in."""
-    settings = given.settings
-    time = time_service.time_service(given.facts, settings)
-    found = node_software.node(time, data_folders(runtime), str(settings["gpunodes_data_directory"]))
+    time = time_service.time_service(given.facts, given.settings)
+    found = node_software.node(time, data_folders(runtime), str(given.settings["gpunodes_data_directory"]))
     return replace(found, firewall=_firewall(given, address))
 
 
@@ -303,13 +317,6 @@ def _firewall(given: Given, address: str) -> Firewall | None:
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
     pods, shared = str(settings["gpunodes_pod_subnet"]), given.control_planes if settings.get(endpoint.VIP) else ()
     return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared)
-
-
-def _taints(settings: Mapping[str, Any], plan: Plan) -> list[dict[str, str]]:
-    taints = [dict(taint) for taint in settings["gpunodes_node_taints"]]
-    if settings["gpunodes_gpu_taint"] and plan.gpus:
-        taints.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
-    return taints
 
 
 def _node_wanted(
@@ -350,12 +357,13 @@ def _node_wanted(
             prepares=given.prepares,
             replace=bool(given.target),
         ),
+        **_registration(given, plan),
     }
     if with_docker:
-        found["docker"] = node_software.docker(repositories, system, _docker_users(given), community=community)
+        found["docker"] = node_software.docker(repositories, system, _users(given), community=community)
         found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
     elif for_people:
-        found["docker"] = Spec(members={"docker": _docker_users(given)})
+        found["docker"] = Spec(members={"docker": _users(given)})
     return found
 
 
@@ -367,7 +375,7 @@ def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
     installed = _DOCKER in runtimes_of(given.facts)
     community = is_installed(given.facts, "docker-ce") if installed else _from_docker(given)
     repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
-    docker = node_software.docker(repositories, system, _docker_users(given), community=community)
+    docker = node_software.docker(repositories, system, _users(given), community=community)
     # containerd is a dependency of Docker's packages, and pulls images from mirrors.
     mirrors = node_software.registry_hosts(given.settings["gpunodes_image_mirrors"])
     return {
@@ -382,18 +390,10 @@ def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
     }
 
 
-def _docker_users(given: Given) -> Sequence[str]:
-    """The members of the group docker."""
+def _users(given: Given) -> Sequence[str]:
     return [str(name) for name in given.settings["gpunodes_docker_users"] or ()]
 
 
 def _from_docker(given: Given) -> bool:
-    """Whether containerd, and Docker, come from Docker's package source.
-
-    Without a setting an installed containerd.io stays: the distribution's containerd would remove it and Docker.
-    """
-    source = given.settings["gpunodes_containerd_source"]
-    if not source and is_installed(given.facts, "containerd.io"):
-        return True
-    system = f"{given.facts['os']['id']} {package_sources.major_of(given.facts['os'])}"
-    return bool(source == "docker" or (not source and system in given.docker_systems))
+    source, installed = str(given.settings["gpunodes_containerd_source"]), is_installed(given.facts, "containerd.io")
+    return package_sources.from_docker(given.facts["os"], source, given.docker_systems, installed=installed)

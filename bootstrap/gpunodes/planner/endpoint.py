@@ -121,10 +121,18 @@ def interface(facts: Mapping[str, Any], address: str, vip: str) -> str:
     """The network device with a machine's ``address``, if its network contains the virtual address too; else ""."""
     for device in (facts["network"] or {"devices": ()})["devices"]:
         for each in device["addresses"]:
-            own = ipaddress.ip_interface(each)
-            if str(own.ip) == address and ipaddress.ip_address(vip) in own.network:
+            own = _interface(each)
+            if own and str(own.ip) == address and ipaddress.ip_address(vip) in own.network:
                 return str(device["name"])
     return ""
+
+
+def _interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface | None:
+    try:
+        return ipaddress.ip_interface(text)
+    except ValueError:
+        # A machine may report any digits and dots.
+        return None
 
 
 def outside(facts: Mapping[str, Any], address: str, vip: str) -> Problem:

@@ -74,6 +74,12 @@ def label_of(facts: Mapping[str, Any]) -> str:
     return ".".join(sorted(each["name"] for each in facts["firewalls"] if each["writable"]))
 
 
+def labels(facts: Mapping[str, Any], setting: str) -> dict[str, str]:
+    """The label by which later joins find the machines whose firewalls must let the new ones in, if it has one."""
+    value = label_of(facts) if setting == OPEN else ""
+    return {LABEL: value} if value else {}
+
+
 def closed(firewall: Mapping[str, Any], role: Role) -> list[ports.Port]:
     """The ports that must be open and that no rule of a firewall mentions; whom its rules let in is not examined."""
     needed = [port for port in ports.of(role) if port.from_ in _OPENED]

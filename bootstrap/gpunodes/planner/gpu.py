@@ -319,3 +319,11 @@ def _labels(case: Case) -> dict[str, str]:
         "gpunodes.dev/gpu-generation": first.generation,
         "gpunodes.dev/gpu-product": re.sub(r"[^A-Za-z0-9_.-]+", "-", first.product).strip("-_.")[:63],
     }
+
+
+def taints(settings: Mapping[str, Any], found: Plan) -> list[dict[str, str]]:
+    """The taints of a machine's node by its settings."""
+    made = [dict(taint) for taint in settings["gpunodes_node_taints"]]
+    if settings["gpunodes_gpu_taint"] and found.gpus:
+        made.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
+    return made

@@ -278,16 +278,25 @@ def kubernetes(
     )
 
 
-def _kubelet_files(gates: Mapping[str, bool], pod_pids_limit: int) -> tuple[Sequence[File], Sequence[str]]:
-    """The kubelet's configuration of this node only, and the paths of files that it does not need.
+KUBELET_CONFIG = "/etc/gpunodes/kubelet.conf.d"
+"""Drop-ins of the kubelet's configuration, for one node: all nodes share kubeadm's kubelet configuration.
 
-    All nodes share kubeadm's kubelet configuration: this folder holds drop-ins for this node.
-    Source: kubernetes.io, "Set Kubelet Parameters Via A Configuration File" (--config-dir, from 1.30 on).
-    """
-    folder = "/etc/gpunodes/kubelet.conf.d"
+Source: kubernetes.io, "Set Kubelet Parameters Via A Configuration File" (--config-dir, from 1.30 on).
+"""
+
+
+def config_arguments(more: str = "") -> str:
+    """The line of a systemd unit by which the kubelet reads the drop-ins, with ``more`` arguments."""
+    return (
+        f'Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml --config-dir={KUBELET_CONFIG}{more}"\n'
+    )
+
+
+def _kubelet_files(gates: Mapping[str, bool], pod_pids_limit: int) -> tuple[Sequence[File], Sequence[str]]:
+    """The kubelet's configuration of this node only, and the paths of files that it does not need."""
     wanted: dict[str, dict[str, Any]] = {
-        f"{folder}/10-feature-gates.conf": {"featureGates": dict(gates)} if gates else {},
-        f"{folder}/10-pod-pids-limit.conf": {"podPidsLimit": pod_pids_limit} if pod_pids_limit >= 0 else {},
+        f"{KUBELET_CONFIG}/10-feature-gates.conf": {"featureGates": dict(gates)} if gates else {},
+        f"{KUBELET_CONFIG}/10-pod-pids-limit.conf": {"podPidsLimit": pod_pids_limit} if pod_pids_limit >= 0 else {},
     }
     kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
     files = [
@@ -297,9 +306,7 @@ def _kubelet_files(gates: Mapping[str, bool], pod_pids_limit: int) -> tuple[Sequ
     ]
     unit = File(
         "/etc/systemd/system/kubelet.service.d/20-gpunodes.conf",
-        "# Managed by gpunodes.\n[Service]\n"
-        'Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml '
-        f'--config-dir={folder}"\n',
+        f"# Managed by gpunodes.\n[Service]\n{config_arguments()}",
     )
     unused = [path for path, content in wanted.items() if not content]
     return ([*files, unit], unused) if files else ([], [*unused, unit.path])

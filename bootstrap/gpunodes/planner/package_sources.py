@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunodes.ansible.module_utils.facts import placeholders
@@ -60,6 +60,16 @@ def of_packages(packages: Iterable[Package], facts: Facts, settings: SourceSetti
 def major_of(system: Mapping[str, Any]) -> str:
     """The major version of an operating system."""
     return str(system.get("version") or "").partition(".")[0]
+
+
+def from_docker(system: Mapping[str, Any], source: str, docker_systems: Collection[str], *, installed: bool) -> bool:
+    """Whether containerd, and Docker, come from Docker's package source; ``source`` is gpunodes_containerd_source.
+
+    Without a setting an ``installed`` containerd.io stays: the distribution's containerd would remove it and Docker.
+    """
+    if not source and installed:
+        return True
+    return source == "docker" or (not source and f"{system['id']} {major_of(system)}" in docker_systems)
 
 
 def _fingerprint(given: Mapping[str, str], public: Mapping[str, Any], known: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.shape import Many, Maybe, Named, Optional, Pattern, one_of, wrong
+from gpunodes.shape import Many, Maybe, Moment, Named, Optional, Pattern, one_of, wrong
 
 _WORD = Pattern("plain word", r"[A-Za-z0-9][A-Za-z0-9._+~-]{0,99}")
 _VERSION = Pattern("version", r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}")
@@ -52,7 +52,7 @@ _GPU = {
             "loaded": bool,
             "origin": Maybe(_WORD),
             "packages": Named(_VERSION, 1000, _PACKAGE),
-            "flavour": Maybe(_WORD),
+            "flavour": Maybe(one_of("open", "proprietary")),
         }
     ),
     "cuda": Optional(Named(_WORD, 100)),
@@ -124,7 +124,7 @@ _MACHINE = {
     "machine_id": Maybe(str),
     "product_uuid": Maybe(str),
     "boot_id": Maybe(str),
-    "time": float,
+    "time": Moment(),
     "default_address": Maybe(_ADDRESS),
     "addresses": Optional(Many(_IPV4, 1000)),
     "network": Maybe(_NETWORK),
@@ -161,6 +161,8 @@ _CLUSTER_NODE = {
     "reason": str,
     "maintenance": str,
     "schedulable": bool,
+    "provider_id": Optional(Pattern("providerID", r"[!-~]{0,300}")),
+    "starting": Optional(bool),
     "machine_id": str,
     "product_uuid": str,
     "boot_id": str,

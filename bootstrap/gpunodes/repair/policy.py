@@ -105,6 +105,8 @@ class RepairCandidate:
     """It is unreachable, and has a BMC."""
     unmatched: str = ""
     """Why no node matches this machine, "" if one does, or with --without-cluster."""
+    off: str = ""
+    """Why it is off on purpose, "" if it is not."""
 
 
 ROLLED_OUT = (
@@ -236,6 +238,8 @@ def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float
     found = each.node.maintenance if each.node else None
     maintenance = found.described() if found and found.holds(now) else ""
     cases = [
+        (bool(each.off) and limits.by_hand, Decision.REFUSE, f"{each.off}; `gpunodes power {each.name} on` ends that"),
+        (bool(each.off), Decision.NOTHING, each.off),
         (bool(each.busy), Decision.REFUSE, f"it is being worked on: {each.busy}"),
         (
             bool(each.node and each.node.rollout) and (requested or is_unhealthy(verdict)),
@@ -359,6 +363,8 @@ def _pools(candidates: Sequence[RepairCandidate], nodes: Sequence[Node]) -> dict
     members: dict[str, dict[str, Node]] = {}
     for node in nodes:
         members.setdefault(pool_name(node), {})[node.name] = node
+    # A machine that is off on purpose is neither unhealthy nor available, and no part of its pool.
+    candidates = [each for each in candidates if not each.off]
     for each in candidates:
         stand_in = Node(each.name, cordoned=bool(each.busy))
         members.setdefault(_pool(each), {}).setdefault(_name(each), each.node or stand_in)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from gpunodes.shape import LATEST
+
 
 class Stage(StrEnum):
     """The stages of a repair, in order; GIVE_UP and UNDO replace UNCORDON when the repair fails."""
@@ -113,7 +115,7 @@ def parse(text: str) -> RepairRecord:
             values[name] = tuple(str(each) for each in values.get(name, ()))
         record = RepairRecord(**values)
         moments = [record.started, record.ordered_at, *(due for _, due in record.armed)]
-        if not all(0 <= moment < _LATEST for moment in moments):
+        if not all(0 <= moment < LATEST for moment in moments):
             raise ValueError(f"its times are {moments}")
     except (TypeError, AttributeError, RecursionError, ArithmeticError, ValueError) as error:
         raise ValueError(f"not a repair record: {error}") from error
@@ -123,8 +125,6 @@ def parse(text: str) -> RepairRecord:
     return record
 
 
-_LATEST = 253402300800.0
-"""The year 10000, in seconds since 1970: the limit for any time."""
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),

@@ -32,7 +32,8 @@ class MachineRepair:
     def healthy(self) -> bool:
         if self.outcome is not None:
             return self.outcome.good
-        return self.decision is Decision.NOTHING and (self.verdict is None or self.verdict.state is State.HEALTHY)
+        fine = self.verdict is None or self.verdict.state in {State.HEALTHY, State.OFF}
+        return self.decision is Decision.NOTHING and fine
 
 
 @dataclass(frozen=True, slots=True)

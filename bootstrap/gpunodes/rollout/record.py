@@ -10,7 +10,7 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.health.model import State
-from gpunodes.shape import Maybe, Pattern, one_of
+from gpunodes.shape import Maybe, Moment, Pattern, one_of
 
 
 class Disruption(StrEnum):
@@ -105,8 +105,6 @@ class RolloutRecord:
 
 
 NAME = Pattern("a name", r"[A-Za-z0-9]([A-Za-z0-9._:-]{0,251}[A-Za-z0-9])?")
-_LATEST = 253402300800.0
-"""The year 10000, in seconds since 1970: the limit for any time."""
 _SHAPE = {
     "id": NAME,
     "work": NAME,
@@ -114,9 +112,9 @@ _SHAPE = {
     "cluster": str,
     "node": NAME,
     "disrupts": one_of(*Disruption),
-    "started": float,
+    "started": Moment(),
     "stage": one_of(*Stage),
-    "drain_until": float,
+    "drain_until": Moment(),
     "applied": bool,
     "undoes": bool,
     "before": one_of(*State),
@@ -136,8 +134,6 @@ def parse(text: str) -> RolloutRecord:
     if wrong := shape.wrong(document, _SHAPE):
         raise ValueError(f"not a record of a roll-out: {wrong}")
     values = {name: document[name] for name in _SHAPE}
-    if not all(0 <= values[name] < _LATEST for name in ("started", "drain_until")):
-        raise ValueError("not a record of a roll-out: its times are out of range")
     values["disrupts"], values["stage"] = Disruption(values["disrupts"]), Stage(values["stage"])
     values["before"] = State(values["before"])
     values["outcome"] = RolloutOutcome(values["outcome"]) if values["outcome"] else None

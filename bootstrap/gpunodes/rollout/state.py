@@ -17,7 +17,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.rollout import options as rollout_options
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import NAME, RolloutOutcome
-from gpunodes.shape import Many, Named, one_of
+from gpunodes.shape import Many, Moment, Named, one_of
 
 MOST_BYTES = 200_000
 """The longest record: all annotations of an object have at most 256 KiB (Kubernetes, TotalAnnotationSizeLimitB)."""
@@ -120,14 +120,14 @@ _SHAPE: dict[str, Any] = {
     "work": NAME,
     "parameters": Named(str, 100, NAME),
     "options": {},
-    "started": float,
+    "started": Moment(),
     "by": str,
     "waiting": _NAMES,
     "running": _NAMES,
     "done": _NAMES,
     "canaries": _NAMES,
     "ended": Named({"outcome": one_of(*RolloutOutcome), "why": str}, _MOST, NAME),
-    "soak_since": float,
+    "soak_since": Moment(),
     "soaked": bool,
     "stopped": str,
 }

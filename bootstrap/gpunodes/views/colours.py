@@ -12,7 +12,7 @@ _MEANINGS = {
     _RED: "error, failed, unreachable, not ready, not possible, hung, sick, needs-repair, not-repaired, refuse",
     _YELLOW: "hint, remedy, warning, degraded, unknown, wait, cordoned, in maintenance, expired",
     _GREEN: "healthy, ready, ok, changed, repaired, succeeded",
-    _DIM: "skipped, not changed, nothing, no node",
+    _DIM: "skipped, not changed, nothing, no node, off",
 }
 _COLOURS = {word: colour for colour, words in _MEANINGS.items() for word in words.split(", ")}
 _ANY = "|".join(sorted(map(re.escape, _COLOURS), key=len, reverse=True))

@@ -118,12 +118,15 @@ def listing(verdicts: Sequence[Verdict]) -> str:
             # Of a hang, the second line is the frame that proves it.
             lines += [f"    | {line}" for line in finding.evidence[: 2 if finding.hung else 1]]
     healthy = sum(verdict.state is State.HEALTHY for verdict in verdicts)
-    lines.append(f"{healthy} of {len(verdicts)} healthy.")
+    off = sum(verdict.state is State.OFF for verdict in verdicts)
+    lines.append(f"{healthy} of {len(verdicts)} healthy{f', {off} off on purpose' if off else ''}.")
     return "\n".join(printable(line) for line in lines)
 
 
 def _basis(verdict: Verdict) -> str:
-    """What the state healthy is based on, or what the state unknown lacks; empty for other states."""
+    """What the state healthy is based on, what the state unknown lacks, why it is off; empty for other states."""
+    if verdict.state is State.OFF:
+        return f" on purpose: {verdict.wanted}"
     if verdict.state is State.UNKNOWN and verdict.wanted:
         return f": {verdict.wanted}"
     if verdict.state is not State.HEALTHY:

@@ -18,6 +18,7 @@ from gpunodes.views.screen import Redrawn, clock, duration, put_line, redrawable
 WAITING = "·"
 _LETTERS = {
     State.HEALTHY: ".",
+    State.OFF: "o",
     State.DEGRADED: "d",
     State.UNKNOWN: "?",
     State.SICK: "S",
@@ -152,7 +153,9 @@ def _label(row: Sequence[str], width: int) -> str:
 def _described(verdict: Verdict) -> str:
     action = "" if verdict.action is Action.NONE else f", {verdict.action.value}"
     why = verdict.findings[0] if verdict.findings else None
-    message = "" if why is None else f": {why.evidence[0] if why.evidence and not why.gpu else why.message or why.rule}"
+    message = f": {verdict.wanted}" if verdict.state is State.OFF else ""
+    if why is not None:
+        message = f": {why.evidence[0] if why.evidence and not why.gpu else why.message or why.rule}"
     return f"{verdict.state.value}{action}{message}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import stat
 import threading
@@ -15,6 +16,8 @@ import pytest
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.power import Access, PowerProblem, Trouble, kinds, passwords
 from gpunodes.errors import WrongInput
+from gpunodes.identity.model import MachineIdentity
+from gpunodes.model import Machine, Role
 from gpunodes.operations import bmc_password
 
 from tests import redfish
@@ -28,6 +31,7 @@ class _Bmc(BaseHTTPRequestHandler):
 
     accounts: dict[str, dict[str, str]]
     refusal: Mapping[str, Any] | None = None
+    hardware: Mapping[str, str] = {}
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -37,7 +41,7 @@ class _Bmc(BaseHTTPRequestHandler):
         documents: dict[str, Any] = {
             **redfish.DOCUMENTS,
             redfish.ROOT: root,
-            redfish.SYSTEM: {**redfish.DOCUMENTS[redfish.SYSTEM], "PowerState": "On"},
+            redfish.SYSTEM: {**redfish.DOCUMENTS[redfish.SYSTEM], "PowerState": "On", **self.hardware},
             "/redfish/v1/AccountService": {"Accounts": {"@odata.id": ACCOUNTS}},
             ACCOUNTS: {"Members": [{"@odata.id": path} for path in self.accounts]},
             **{path: {"UserName": each["UserName"], "Password": None} for path, each in self.accounts.items()},
@@ -120,6 +124,31 @@ def test_a_bmc_that_was_changed_before_is_only_verified(service: _Service) -> No
     with pytest.raises(PowerProblem) as refused:
         bmc_password._login(control, renewed)
     assert refused.value.trouble is Trouble.LOGIN
+
+
+def test_the_bmc_is_compared_with_the_identity_that_the_machine_reports_now(
+    service: _Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a new controller nothing is recorded before, and the BMC of another machine would be used."""
+    service.handler.hardware = {"UUID": "deadbeef-0042-4810-8052-b2c04f595331"}  # type: ignore[attr-defined]  # a field of _Bmc
+    known: list[MachineIdentity] = []
+
+    class Fleet:
+        cluster_name = "c"
+
+        def scan(self, machines: list[Machine]) -> None:
+            known.append(MachineIdentity(machines[0].name, system_uuid="4c4c4544-0042-4810-8052-b2c04f595331"))
+
+        def machine_control(self, machine: Machine, **more: Any) -> MachineControl:
+            variables = service.control(gpunodes_bmc_identity="check")._variables
+            return MachineControl(machine.name, machine.address, variables, 0.0, *known, **more)
+
+    fleet: Any = Fleet()
+    monkeypatch.setattr(bmc_password, "locked", lambda *_: contextlib.nullcontext(lambda: None))
+    machine = Machine("gpu-1", "127.0.0.1", Role.WORKER)
+    with pytest.raises(PowerProblem, match="belongs to another machine"):
+        bmc_password.rotate(fleet, machine, tmp_path / "new", named=True, report=lambda *_: None)
+    assert service.accounts[f"{ACCOUNTS}/2"]["Password"] == OLD
 
 
 def test_a_refusal_that_quotes_the_password_is_shown_without_it(service: _Service) -> None:

@@ -516,7 +516,8 @@ def test_invalid_settings_are_wrong_input(given: dict[str, str], message: str) -
 @pytest.mark.parametrize("kind", kinds.KINDS)
 def test_every_kind_is_a_choice_of_the_setting(kind: str) -> None:
     assert list(settings.problems({"gpunodes_bmc_type": kind})) == [], "add it to the choices of gpunodes_bmc_type"
-    found = kinds.access("gpu-1", of(type=kind, address="10.0.0.9", command="/bin/true"))
+    mac = "52:54:00:12:34:56"
+    found = kinds.access("gpu-1", of(type=kind, address="10.0.0.9", command="/bin/true", mac=mac))
     assert found is not None
     bmc = kinds.connect("gpu-1", found)
     assert type(bmc).__module__.rpartition(".")[2] == kind

@@ -341,6 +341,28 @@ def test_a_new_audit_policy_restarts_the_api_server(machine: ControlPlane) -> No
     assert settings.apply(given, 1, check=False).actions == []
 
 
+def test_an_interrupted_undo_restarts_the_api_server_with_its_earlier_audit_policy(
+    machine: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the server goes on with the policy that was taken back, until it happens to restart."""
+    policy = machine.root / "audit-policy.json"
+    policy.write_text('{"rules": []}')
+    settings.apply(wanted(machine), 1, check=False)
+    new = machine.ids("kube-apiserver")
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(settings, "_restart", killed)
+        with pytest.raises(Killed):
+            settings.undo(1, check=False)
+    settings.undo(1, check=False)
+    assert json.loads(policy.read_text()) == {"rules": []}
+    assert machine.ids("kube-apiserver") != new
+    assert not (machine.root / "kept").exists()
+
+
 def test_after_an_apply_the_state_before_can_be_brought_back_until_it_is_verified(machine: ControlPlane) -> None:
     before, given = state(machine), wanted(scheduler={"v": "4"}, etcd={"quota": "8"})
     settings.apply(given, 1, check=False)
@@ -518,6 +540,23 @@ def test_other_machines_are_refused(entries: Any, message: str) -> None:
     with pytest.raises(MachineProblem, match=message):
         settings.apply(wanted(scheduler={"v": "4"}), 1, check=False)
     assert compared.report(wanted())["managed"] == entries["kubeadm"].endswith("done")
+
+
+def test_an_undo_does_not_start_what_a_restore_of_etcd_stopped(machine: ControlPlane) -> None:
+    away = machine.root / "away/etcd.yaml"
+    away.parent.mkdir()
+    (machine.manifests / "etcd.yaml").rename(away)
+    begun = ledger.Ledger(
+        kubeadm="init done",
+        manifests={"etcd": str(away)},
+        control_plane={"etcd": "done"},
+        etcd_restore={"state": "stopped"},
+    )
+    begun.save()
+    with pytest.raises(MachineProblem, match="a restore of etcd has stopped"):
+        settings.undo(1, check=False)
+    assert away.exists()
+    assert ledger.load() == begun
 
 
 def test_a_member_that_is_down_stops_a_restart_of_etcd_only(machine: ControlPlane) -> None:

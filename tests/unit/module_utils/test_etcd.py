@@ -6,11 +6,13 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import containers, etcd, kubeconfig
+from gpunodes.ansible.module_utils import containers, etcd, kube_api, kubeconfig
 from gpunodes.ansible.module_utils.cluster import membership
+from gpunodes.ansible.module_utils.cluster.nodes import CONTROL_PLANE
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -100,8 +102,21 @@ class Etcd:
 def running(monkeypatch: pytest.MonkeyPatch, *members: Member, working: set[int] | None = None, leads: int = 1) -> Etcd:
     made = Etcd(list(members), {each.id for each in members} if working is None else working, leads)
     monkeypatch.setattr(containers, "run", made.run)
+    nodes(monkeypatch)
     monkeypatch.setattr(membership, "_POLL_S", 0)
     return made
+
+
+def nodes(monkeypatch: pytest.MonkeyPatch, *names: str, **addresses: str) -> None:
+    """The nodes of the cluster: control planes with these ``addresses``, and workers that report all of them."""
+    label = {CONTROL_PLANE: ""}
+    listed = [
+        {"metadata": {"name": name.replace("_", "-"), "labels": label}, "status": {"addresses": [{"address": address}]}}
+        for name, address in addresses.items()
+    ]
+    everything = [{"address": f"10.0.0.{number}"} for number in range(9)]
+    listed += [{"metadata": {"name": name}, "status": {"addresses": everything}} for name in names]
+    monkeypatch.setattr(kube_api, "admin", lambda: SimpleNamespace(get=lambda _: {"items": listed}))
 
 
 def test_what_etcdctl_prints() -> None:
@@ -263,7 +278,7 @@ def test_a_killed_join_leaves_a_learner_that_the_next_join_removes(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
     made = running(monkeypatch, member(1), member(2, learner=True, started=started))
-    membership.remove_leftover("10.0.0.2", data=started, limit_s=0, check=False)
+    membership.remove_leftover("10.0.0.2", "", data=started, limit_s=0, check=False)
     assert made.left == [1]
 
 
@@ -271,21 +286,21 @@ def test_the_learner_of_another_machine_is_never_removed(monkeypatch: pytest.Mon
     """It may be starting: another operator joins that machine at this moment."""
     made = running(monkeypatch, member(1), member(2, learner=True, started=False))
     with pytest.raises(MachineProblem, match=r"still joining etcd: a member that has not started \(10.0.0.2\)"):
-        membership.remove_leftover("10.0.0.3", data=False, limit_s=0, check=False)
+        membership.remove_leftover("10.0.0.3", "", data=False, limit_s=0, check=False)
     assert made.left == [1, 2]
     monkeypatch.setattr(kubeconfig, "load", lambda _: CONFIG)
     made.asked.clear()
-    assert membership.remove_leftover("10.0.0.3", data=False, limit_s=0, check=True).actions == []
+    assert membership.remove_leftover("10.0.0.3", "", data=False, limit_s=0, check=True).actions == []
     assert made.asked == ["member list"]
 
 
 def test_before_there_is_a_cluster_a_dry_run_asks_no_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, working=set())
     monkeypatch.setattr(kubeconfig, "load", lambda _: None)
-    assert membership.remove_leftover("10.0.0.2", data=False, limit_s=0, check=True).actions == []
+    assert membership.remove_leftover("10.0.0.2", "", data=False, limit_s=0, check=True).actions == []
     assert made.asked == []
     with pytest.raises(MachineProblem):
-        membership.remove_leftover("10.0.0.2", data=False, limit_s=0, check=False)
+        membership.remove_leftover("10.0.0.2", "", data=False, limit_s=0, check=False)
 
 
 def test_another_join_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,22 +310,54 @@ def test_another_join_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         made.members[1] = member(2)
 
     monkeypatch.setattr(time, "sleep", sleep)
-    assert membership.remove_leftover("10.0.0.3", data=False, limit_s=60, check=False).actions == []
+    assert membership.remove_leftover("10.0.0.3", "", data=False, limit_s=60, check=False).actions == []
     assert made.left == [1, 2]
 
 
 def test_a_reinstalled_machine_joins_again_while_the_rest_has_a_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2), member(3), working={1, 2})
-    membership.remove_leftover("10.0.0.3", data=False, limit_s=0, check=False)
+    membership.remove_leftover("10.0.0.3", "", data=False, limit_s=0, check=False)
     assert made.left == [1, 2]
 
 
 def test_a_member_that_works_elsewhere_with_the_address_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2), member(3))
     with pytest.raises(MachineProblem, match=r"cp-3 \(10.0.0.3\) works, but this machine has no data"):
-        membership.remove_leftover("10.0.0.3", data=False, limit_s=0, check=False)
+        membership.remove_leftover("10.0.0.3", "", data=False, limit_s=0, check=False)
     assert made.left == [1, 2, 3]
-    membership.remove_leftover("10.0.0.3", data=True, limit_s=0, check=False)
+    membership.remove_leftover("10.0.0.3", "", data=True, limit_s=0, check=False)
+    assert made.left == [1, 2]
+
+
+@pytest.mark.parametrize("started", [True, False])
+@pytest.mark.parametrize("own", ["", "worker-9"])
+def test_a_machine_that_reports_the_address_of_another_control_plane_does_not_remove_its_member(
+    monkeypatch: pytest.MonkeyPatch, started: bool, own: str
+) -> None:
+    made = running(monkeypatch, member(1), member(2), member(3, started=started))
+    nodes(monkeypatch, "worker-9", cp_1="10.0.0.1", cp_2="10.0.0.2", cp_3="10.0.0.3")
+    message = "belongs to the node cp-3, and the machine"
+    with pytest.raises(MachineProblem, match=message if not (own and started) else r"is cp-3, not worker-9"):
+        membership.remove("10.0.0.3", own, check=False)
+    with pytest.raises(MachineProblem, match=message):
+        membership.remove_leftover("10.0.0.3", own, data=True, limit_s=0, check=False)
+    assert made.left == [1, 2, 3]
+    membership.remove_leftover("10.0.0.3", "cp-3", data=True, limit_s=0, check=False)
+    assert made.left == [1, 2]
+
+
+def test_the_member_of_a_node_that_reports_another_address_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = running(monkeypatch, member(1), member(2), member(3))
+    nodes(monkeypatch, cp_3="10.9.9.9")
+    with pytest.raises(MachineProblem, match="belongs to the node cp-3, and the machine has no node"):
+        membership.remove("10.0.0.3", "", check=False)
+    assert made.left == [1, 2, 3]
+
+
+def test_a_worker_that_reports_all_addresses_keeps_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = running(monkeypatch, member(1), member(2), member(3))
+    nodes(monkeypatch, "worker-9", cp_1="10.0.0.1")
+    membership.remove("10.0.0.3", "", check=False)
     assert made.left == [1, 2]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger
+from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger, static_pod_files
 from gpunodes.ansible.module_utils.host import services
-from gpunodes.ansible.module_utils.kubeadm import command, errors, init, join, reset
+from gpunodes.ansible.module_utils.kubeadm import command, errors, init, join, reset, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem, Problem
 from gpunodes.ansible.module_utils.process import CommandResult
 
@@ -183,6 +183,39 @@ def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.
     assert (mode(killed), list(tokens)) == (0o600, ["bootstrap-token-b", "bootstrap-token-c"])
     assert ledger.load().kubeadm == "init done"
     assert init.init([], {}, {}, 60, check=False).actions == []
+
+
+def test_a_control_plane_whose_manifest_an_interrupted_run_left_away_is_started(
+    monkeypatch: pytest.MonkeyPatch, killed: Path
+) -> None:
+    """After a power cut in a restart of its API server no roll-out can be resumed, which needs the API."""
+    manifests, away = killed.parent / "manifests", killed.parent / "away"
+    for folder in (manifests, away):
+        folder.mkdir()
+    monkeypatch.setattr(static_pod_files, "FOLDER", str(manifests))
+    monkeypatch.setattr(static_pods, "AWAY", str(away))
+    monkeypatch.setattr(reset, "MANIFEST", str(manifests / "kube-apiserver.yaml"))
+    monkeypatch.setattr(facts, "API_SERVER", str(manifests / "kube-apiserver.yaml"))
+    monkeypatch.setattr(kube_api, "admin", lambda **_: Api({}))
+    moved = away / "kube-apiserver.yaml"
+    moved.write_text("    - --advertise-address=10.0.0.1\n")
+    ledger.Ledger(kubeadm="init done", manifests={"kube-apiserver": str(moved)}).save()
+    assert facts.kubernetes()["advertised"] == "10.0.0.1"
+    done = ["start kube-apiserver, which an interrupted run stopped"]
+    assert init.init([], {}, {}, 60, check=True).actions == done
+    assert moved.exists()
+    assert init.init([], {}, {}, 60, check=False).actions == done
+    assert (manifests / "kube-apiserver.yaml").exists()
+    assert ledger.load() == ledger.Ledger(kubeadm="init done")
+    assert init.init([], {}, {}, 60, check=False).actions == []
+
+
+def test_a_control_plane_that_a_restore_of_etcd_stopped_is_not_started(killed: Path) -> None:
+    manifests = {"etcd": str(killed)}
+    ledger.Ledger(kubeadm="init done", manifests=manifests, etcd_restore={"state": "begun"}).save()
+    with pytest.raises(MachineProblem, match=r"a restore of etcd has stopped .* finish `gpunodes etcd restore`"):
+        init.init([], {}, {}, 60, check=False)
+    assert ledger.load().manifests == manifests
 
 
 def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:

@@ -34,6 +34,7 @@ from gpunodes.ansible.module_utils import (
     firewall,
     gpu_cluster,
     gpu_verify,
+    image_loaded,
     kube_api,
     kubeconfig,
     ledger,
@@ -422,6 +423,17 @@ def images_of_docker(machine: Machine) -> dict[str, Any]:
     return {"images": ["ghcr.io/flannel:1"], "mirrored": ["ghcr.io"]}
 
 
+def image_of_archive(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(image_loaded, "_digest", lambda name: "sha256:0" if name in machine.images else "")
+
+    def load(argv: list[str], *_: Any) -> CommandResult:
+        machine.images.add("gpunodes.dev/gpunodes:1")
+        return machine.run(argv)
+
+    machine.monkeypatch.setattr(image_loaded, "run", load)
+    return {"name": "gpunodes.dev/gpunodes:1", "digests": ["sha256:0"], "archive": str(machine.root / "image.tar")}
+
+
 def completed(machine: Machine) -> dict[str, Any]:
     """A machine whose containerd lacks an image, and has an id."""
     folder = machine.root / "containerd"
@@ -707,6 +719,10 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         os_upgraded,
         {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
     ),
+    "image_loaded": (
+        image_of_archive,
+        {"images": ({"gpunodes.dev/gpunodes:1": "missing"}, {"gpunodes.dev/gpunodes:1": "sha256:0"})},
+    ),
     "join_token": (join_token_absent, {"join tokens": ({"bootstrap-token-abcdef": "present"}, {})}),
     "kube_objects": (
         kube_objects,
@@ -810,6 +826,10 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
                 },
             )
         },
+    ),
+    "node_registration": (
+        lambda _: {"node": "worker-1", "provider_id": "gpunodes://worker-1"},
+        {"Node worker-1": ({"providerID": ""}, {"providerID": "gpunodes://worker-1"})},
     ),
     "node_removed": (
         node_removed,

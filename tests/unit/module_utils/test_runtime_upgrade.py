@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 from gpunodes.ansible.module_utils import ledger, packages
@@ -241,6 +243,32 @@ def test_the_configuration_of_a_version_is_there_before_its_package_starts_the_s
     upgrade.apply(machine.specs())
     assert seen == [("version = 3\n", "version = 3\n", ["containerd", "containerd"])]
     assert restarts() == []
+
+
+def test_an_old_package_whose_copy_was_interrupted_is_copied_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of it under its name would count as kept, and could not be put back."""
+    archives = machine.root / "archives"
+    archives.mkdir()
+    for name, version in OLD.items():
+        (archives / f"{name}_{version}_amd64.deb").write_text("whole")
+        machine.sources[name].remove(version)
+    real = shutil.copyfileobj
+
+    def cut(source: IO[bytes], made: IO[bytes]) -> None:
+        made.write(source.read(1))
+        made.flush()
+        raise PowerCutError
+
+    monkeypatch.setattr(shutil, "copyfileobj", cut)
+    with pytest.raises(PowerCutError):
+        upgrade.prepare(machine.specs())
+    monkeypatch.setattr(shutil, "copyfileobj", real)
+    upgrade.prepare(machine.specs())
+    found = store.load()
+    assert found is not None
+    assert [Path(each).read_text() for each in found.files(found.old)] == ["whole"] * 3
 
 
 @pytest.mark.parametrize("cut", ["nvidia-ctk", "apt-get", "systemctl restart"])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gpunodes.cli import main
 from gpunodes.engine import control_planes, runner
 from gpunodes.engine.fleet import InventoryFleet
+from gpunodes.engine.leases.errors import Lost
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Outcome, TaskEnded
@@ -43,7 +45,9 @@ class Cluster:
         self._unfinished = unfinished
         monkeypatch.setattr(runner, "run", self.run)
         monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
-        monkeypatch.setattr(context, "opened", lambda *_: contextlib.nullcontext())
+        self.lost: GpunodesError | None = None
+        opened = SimpleNamespace(leases=SimpleNamespace(lost=lambda: self.lost))
+        monkeypatch.setattr(context, "opened", lambda *_: contextlib.nullcontext(opened))
         monkeypatch.setattr(commands, "locked", self.locked)
 
     @contextlib.contextmanager
@@ -51,9 +55,13 @@ class Cluster:
         self.locks += 1
         yield self._unfinished
 
-    def run(self, play: runner.Play, _: Path, on_event: Any, *__: Any) -> runner.PlayResult:
+    def run(
+        self, play: runner.Play, _: Path, on_event: Any, should_stop: Callable[[], bool] = lambda: False
+    ) -> runner.PlayResult:
         assert (play.playbook, play.machines, play.control) == ("addons.yml", ["cp-1"], "cp-1")
         self.tags += play.tags
+        if should_stop():
+            return runner.PlayResult(ok=False, interrupted=True, log=Path("log"))
         failed = self._failure if play.tags == ["addons"] else ""
         report = {} if play.tags == ["addons"] else {"addons": self._reports.pop(0)}
         result = {"msg": failed} if failed else report
@@ -117,6 +125,16 @@ def test_an_unfinished_roll_out_comes_first(inventory: Inventory, monkeypatch: p
     with pytest.raises(WrongInput, match="is unfinished"):
         addons.upgrade(InventoryFleet(inventory), inventory, lambda *_: None)
     assert cluster.tags == []
+
+
+def test_an_update_ends_if_another_command_takes_the_lock_of_roll_outs(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.lost = Lost("the lock on the roll-out of this cluster was taken by alice")
+    with pytest.raises(Lost, match="taken by alice"):
+        addons.upgrade(InventoryFleet(inventory), inventory, lambda *_: None)
+    assert (cluster.tags, cluster.locks) == (["addons"], 1)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

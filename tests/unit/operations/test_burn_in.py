@@ -82,7 +82,7 @@ def test_the_tracker_reads_the_results() -> None:
 
 def test_a_join_ends_with_the_burn_in() -> None:
     for operation in (join.OPERATION, up.OPERATION):
-        assert operation.phases[-1] is phases.BURN_IN
+        assert operation.phases[-2:] == (phases.BURN_IN, phases.STARTED), "pods come after it"
     assert [phase.name for phase in burn_in.OPERATION.phases] == [phases.BURN_IN.name]
 
 
@@ -91,14 +91,18 @@ def load(path: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("setting", "gpus", "tainted"), [(True, 8, True), (True, 0, False), (False, 8, False)])
-def test_a_new_gpu_node_registers_with_the_taint(setting: bool, gpus: int, tainted: bool) -> None:
+@pytest.mark.parametrize(
+    ("setting", "gpus", "scales", "tainted"),
+    [(True, 8, False, True), (True, 0, False, False), (False, 8, False, False), (True, 8, True, False)],
+)
+def test_a_new_gpu_node_registers_with_the_taint(setting: bool, gpus: int, scales: bool, tainted: bool) -> None:
     wired = load("playbooks/group_vars/all.yml")["worker_taints"]
     variables = {
         **load("roles/worker/defaults/main.yml"),
         **load("roles/worker/vars/main.yml"),
         "worker_taints": Templar(
-            DataLoader(), variables={"gpunodes_burn_in": setting, "wiring_gpu": {"gpus": gpus}}
+            DataLoader(),
+            variables={"gpunodes_burn_in": setting, "wiring_gpu": {"gpus": gpus}, "desired_state": {"scales": scales}},
         ).template(wired),
     }
     registration = Templar(DataLoader(), variables=variables).template(variables["_worker_settings"])[

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -126,9 +127,12 @@ def test_a_resumed_roll_out_keeps_its_options_and_its_budget(monkeypatch: pytest
     roll_out(place, work, max_unavailable=Budget(2), canary=1)
     work.failing.clear()
     most = []
-    work.during = lambda *_: most.append(
-        sum(bool(node["spec"].get("unschedulable")) for node in place.api.nodes.values())
-    )
+
+    def during(*_: Any) -> None:
+        time.sleep(0.2)  # the second machine begins meanwhile
+        most.append(sum(bool(node["spec"].get("unschedulable")) for node in place.api.nodes.values()))
+
+    work.during = during
     assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
     assert max(most) == 2
 
@@ -268,6 +272,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Fleet, Mem
         {"options": {"max_unavailable": "1", "canary": 0, "soak_s": 1e400, "windows": [], "wait_for_jobs_s": 0}},
         {"options": {"max_unavailable": "1", "canary": 0, "soak_s": 0, "windows": ["x"], "wait_for_jobs_s": 0}},
         {"parameters": {"version": {"a": 1}}}, {"parameters": []}, {"started": "now"}, {"stopped": None},
+        {"started": 1e18}, {"started": -1}, {"soak_since": 1e18},
         {"ended": {"w0": {"outcome": "rooted", "why": ""}}}, {"canaries": ["w1"]},
     ],
 )  # fmt: skip

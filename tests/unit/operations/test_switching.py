@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpunodes.cli import main
+from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble
+from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.model import Machine as Entry
 from gpunodes.operations import switching
+from gpunodes.repair.maintenance import Maintenance
 
 from tests import repair_fleet
 from tests.repair_fleet import Fleet
@@ -47,6 +52,8 @@ class Control:
     """Its system ends when it is asked to."""
     own: bool = True
     asked: list[str] = field(default_factory=list)
+    meanwhile: Callable[[], None] = lambda: None
+    """What happens while its system ends."""
 
     def power(self) -> Any:
         return self.bmc
@@ -58,6 +65,7 @@ class Control:
 
     def shut_down(self, boot_id: str) -> None:
         self.asked.append(boot_id)
+        self.meanwhile()
         if self.ends and boot_id == self.machine.boot_id:
             self.machine.off = True
 
@@ -71,6 +79,13 @@ class Place(Fleet):
 
     def machine_control(self, machine: Entry, **_: Any) -> Any:
         return self.controls[machine.name]
+
+    def scan(self, machines: Sequence[Entry], *, full: bool = True) -> dict[str, MachineScan]:
+        self.scanned()
+        return super().scan(machines, full=full)
+
+    def scanned(self) -> None:
+        """What a scan brings to light."""
 
 
 @pytest.fixture
@@ -134,8 +149,75 @@ def test_the_maintenance_of_a_person_stays(place: Any) -> None:
     lines: list[str] = []
     switch(place, "off")
     switch(place, "on", lines=lines)
-    assert mark(place) == "new disks"
+    assert json.loads(mark(place))["reason"] == "new disks"
     assert "it stays in maintenance: new disks" in lines
+
+
+def test_a_node_in_maintenance_without_a_cordon_gets_no_new_pods_before_its_machine_is_off(place: Any) -> None:
+    place.api.nodes["w1"]["metadata"]["annotations"][MARK] = Maintenance("fans", until=32503680000.0).text()
+    place.api.add_pod("train", "w1")
+    cordoned, lines = list[bool](), list[str]()
+
+    def seen(_: str, path: str) -> None:
+        if path.endswith("/eviction"):
+            cordoned.append(bool(place.api.nodes["w1"]["spec"].get("unschedulable")))
+
+    place.api.before = seen
+    switch(place, "off", lines=lines)
+    assert cordoned == [True]
+    assert any("fans, until 3000-01-01 00:00 UTC; when that ends, a repair may switch" in line for line in lines)
+
+
+def test_a_machine_that_is_off_already_gets_its_maintenance(place: Any) -> None:
+    """Otherwise the next repair switches it on."""
+    place.machines["w1"].off = True
+    assert switch(place, "off").state == "off"
+    assert switching.REASON in mark(place)
+    assert place.controls["w1"].bmc.orders == []
+
+
+def test_the_bmc_is_compared_with_the_machine_that_responds_now(place: Any) -> None:
+    """Its record may be missing, or that of an earlier machine."""
+    control = place.controls["w1"]
+    place.scanned = lambda: setattr(control, "own", False)
+    with pytest.raises(PowerProblem, match="another machine"):
+        switch(place, "off")
+    assert (control.asked, control.bmc.orders, mark(place)) == ([], [], "")
+
+
+def steal(place: Any) -> None:
+    """Another command takes all locks."""
+    for lease in place.api.leases.values():
+        lease["spec"]["holderIdentity"] = "alice@elsewhere 1 2 repair"
+        place.api.version += 1
+        lease["metadata"]["resourceVersion"] = str(place.api.version)
+
+
+def test_the_power_stays_on_if_another_command_took_the_machine_while_it_shut_down(place: Any) -> None:
+    control = place.controls["w1"]
+    control.ends, control.meanwhile = False, lambda: steal(place)
+    with pytest.raises(Lost, match="was taken by"):
+        switch(place, "off")
+    assert control.bmc.orders == []
+
+
+def test_a_node_that_another_command_took_during_the_drain_is_left_as_it_is(place: Any) -> None:
+    place.api.add_pod("train", "w1")
+    place.api.budgeted.add("train")
+    place.api.before = lambda _, path: steal(place) if path.endswith("/eviction") else None
+    with pytest.raises(GpunodesError, match=r"cannot leave|was taken by"):
+        switch(place, "off")
+    assert switching.REASON in mark(place), "its cordon may be that of the other command now"
+    assert place.api.nodes["w1"]["spec"]["unschedulable"]
+    assert place.controls["w1"].asked == []
+
+
+def test_the_maintenance_stays_if_another_command_took_the_machine_while_it_started(place: Any) -> None:
+    switch(place, "off")
+    place.scanned = lambda: steal(place)
+    with pytest.raises(Lost, match="was taken by"):
+        switch(place, "on")
+    assert switching.REASON in mark(place)
 
 
 def test_a_machine_that_is_not_ready_in_time_stays_in_maintenance(place: Any) -> None:
@@ -179,9 +261,9 @@ def test_another_machine_behind_the_name_is_not_shut_down(place: Any) -> None:
     place.machines["w1"].boot = 9
     place.api.nodes["w1"]["status"]["addresses"] = [{"type": "InternalIP", "address": "addr-other"}]
     place.api.nodes["w1"]["metadata"]["name"] = "other"
-    with pytest.raises((GpunodesError, WrongInput)):
+    with pytest.raises(WrongInput, match=r"^w1: .*(no node|may not be the same machine)"):
         switch(place, "off")
-    assert place.controls["w1"].asked == []
+    assert (place.controls["w1"].asked, place.controls["w1"].bmc.orders) == ([], [])
 
 
 @pytest.mark.parametrize(("action", "flag"), [("on", "--drain"), ("off", "--wait"), ("status", "--drain")])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import upgrade
-from gpunodes.operations.rolling import commands, runtime, status, upgrades, works
+from gpunodes.operations.rolling import commands, context, runtime, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
@@ -95,13 +97,24 @@ class Rolled:
         monkeypatch.setattr(commands, "roll_out", self.roll_out)
         monkeypatch.setattr(runner, "run", self.run)
         monkeypatch.setattr(control_planes, "choose", upgrade_choice)
+        opened = SimpleNamespace(leases=SimpleNamespace(lost=lambda: None))
+        monkeypatch.setattr(context, "opened", lambda *_: contextlib.nullcontext(opened))
+        monkeypatch.setattr(commands, "locked", self.locked)
+        self.is_locked = False
 
     def roll_out(self, _: Any, machines: list[Machine], work: Any, *__: Any) -> RolloutResult:
         self.rollouts.append((work.name, [machine.name for machine in machines]))
         outcome = RolloutOutcome.FAILED if work.name == self._bad else RolloutOutcome.DONE
         return RolloutResult("id", work.name, [MachineRollout(machine.name, outcome) for machine in machines])
 
+    @contextlib.contextmanager
+    def locked(self, _: Any) -> Iterator[str]:
+        self.is_locked = True
+        yield ""
+        self.is_locked = False
+
     def run(self, play: runner.Play, *_: Any) -> runner.PlayResult:
+        assert self.is_locked, "no roll-out begins while the add-ons are updated"
         self.plays.append(play)
         return runner.PlayResult(ok=True, interrupted=False, log=Path("log"))
 

@@ -97,7 +97,7 @@ def test_mirrors_keep_the_names_of_images() -> None:
 
 def test_docker_brings_cri_dockerd_and_pulls_images_itself() -> None:
     made = state(gpunodes_runtime="docker")
-    assert list(made.wanted) == ["node", "containerd", "kubernetes", "docker", "cri_dockerd"]
+    assert list(made.wanted) == ["node", "containerd", "kubernetes", "registration", "docker", "cri_dockerd"]
     assert names(made.wanted["docker"]) == ["docker.io", "docker-cli"]
     assert names(state(gpu_machine(os=DEBIAN_12), gpunodes_runtime="docker").wanted["docker"]) == [
         "docker-ce",

@@ -34,7 +34,8 @@ def test_the_kubelet_of_a_machine_that_does_not_join_is_off(prepares: bool) -> N
 def test_only_the_kubelet_differs_from_a_join() -> None:
     """A later join changes nothing else."""
     one, other = made(prepares=False), made(prepares=True)
-    assert {name for name in one.wanted if one.wanted[name] != other.wanted[name]} == {"kubernetes"}
+    assert {name for name in other.wanted if one.wanted[name] != other.wanted[name]} == {"kubernetes"}
+    assert one.wanted.keys() - other.wanted.keys() == {"registration"}, "nothing registers before the join"
     assert one.gpu == other.gpu
     assert one.images == other.images
 

@@ -11,15 +11,24 @@ from gpunodes.model import Role
 from gpunodes.operations import gpu_verify
 from gpunodes.planner import gpu, gpu_software, preflight, reports
 from gpunodes.planner.candidates import MachineFacts, requirements_of
+from gpunodes.planner.desired import desired
+from gpunodes.planner.endpoint import EndpointSettings
 from gpunodes.settings import defaults
 
 from tests.hostile import ATTACKS, PIN, cluster_report, machine_report
-from tests.stand_ins import SOURCES
+from tests.stand_ins import SOURCES, given
 
 PINNED = {"role": "worker", "ca_hash": PIN, "server": "https://10.0.0.1:6443"}
 MACHINE = machine_report("worker-1", 1, kubernetes=PINNED)
+MACHINE["gpu"]["driver"] |= {"module": "580.65.06", "loaded": True, "origin": "nvidia-repository", "flavour": "open"}
 MACHINE["gpu"]["driver"]["packages"] = {"cuda-drivers": "580.1-1"}
 MACHINE["gpu"]["cuda"] = {"13.0": "runfile"}
+MACHINE |= {
+    "addresses": ["10.0.0.1"],
+    "virtual_address": {"held": False, "managed": False, "foreign": False, "mac": "52:54:00:00:00:01", "answers": []},
+    "endpoints": [{"endpoint": "api:6443", "resolved": ["10.0.0.10"], "error": "", "names": ["api"]}],
+}
+VIP = EndpointSettings(vip="10.0.0.10", pods="10.244.0.0/16", services="10.96.0.0/12")
 CLUSTER = cluster_report({"control-1": 1, "worker-1": 2})
 ODD: tuple[Any, ...] = (
     *ATTACKS,
@@ -33,7 +42,16 @@ ODD: tuple[Any, ...] = (
     True,
     -1,
     1 << 70,
+    1 << 62,
+    -(1 << 62),
     1.5,
+    -1e18,
+    1e18,
+    "999.999.999.999",
+    "999.1.1.1/24",
+    "10.0.0.1/99",
+    "::1",
+    "9" * 99,
     float("nan"),
     [],
     [{}],
@@ -42,7 +60,7 @@ ODD: tuple[Any, ...] = (
 FREE = {
     ("os", "name"), ("swap",), ("machine_id",), ("product_uuid",), ("boot_id",), ("kubernetes", "server"),
     ("gpu", "functions", "subsystem"), ("gpu", "mok", "key"),
-    ("sockets", "program"), ("sources", "name"), ("sources", "url"), ("sources", "error"),
+    ("sockets", "program"), ("sources", "name"), ("sources", "url"), ("sources", "error"), ("endpoints", "error"),
     ("disks", "mount"), *(("data_directory", "problem", name) for name in ("found", "wanted", "remedy")),
     ("nodes", "uid"), ("nodes", "addresses"), ("nodes", "maintenance"),
     ("nodes", "reason"), ("nodes", "machine_id"), ("nodes", "product_uuid"), ("nodes", "boot_id"),
@@ -91,8 +109,20 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
                 assert gpu_verify.assemble("worker-1", document, [], {}, "").cause == violation
             continue
         assert free(where) or value not in ATTACKS, (where, value)
-        candidate = MachineFacts("worker-1", Role.WORKER, document, read_at=0.0)
-        assert preflight.judge([candidate], requirements_of(CLUSTER, "1.36")) is not None
+        for role, endpoint in ((Role.WORKER, EndpointSettings()), (Role.CONTROL_PLANE, VIP)):
+            candidate = MachineFacts(
+                "worker-1", role, document, read_at=0.0, asked_at=0.0, address="10.0.0.1", endpoint=endpoint
+            )
+            assert preflight.judge([candidate], requirements_of(CLUSTER, "1.36")) is not None
+            assert desired(
+                given(
+                    document,
+                    gpunodes_control_plane_vip=endpoint.vip,
+                    groups=(f"{role.value}s".replace("planes", "plane"),),
+                    joins=True,
+                    reached="10.0.0.1",
+                )
+            )
         requested = gpu.requested_of(defaults(), "1.36.3")
         found = gpu.plan("worker-1", document, requested)
         if isinstance(found, gpu.Plan):

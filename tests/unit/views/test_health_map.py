@@ -32,13 +32,13 @@ def drawn(view: Map, columns: int = 80, rows: int = 24) -> list[str]:
 
 def test_a_cell_for_each_machine_readable_without_colour() -> None:
     view = Map(io.StringIO(), colour=False)
-    view.begin([f"gpu-{number}" for number in range(1, 9)])
-    for name, state in zip([f"gpu-{number}" for number in range(1, 7)], State, strict=True):
+    view.begin([f"gpu-{number}" for number in range(1, 10)])
+    for name, state in zip([f"gpu-{number}" for number in range(1, 8)], State, strict=True):
         view.scanned(verdict(name, state))
     lines = drawn(view)
-    assert lines[0] == "gpu-1..8  .d?SHx··"
+    assert lines[0] == "gpu-1..9  .od?SHx··"
     legend = " ".join(lines[1:]).split("  ")
-    assert legend[:5] == [". healthy 1", "d degraded 1", "? unknown 1", "S sick 1", "H hung 1"]
+    assert legend[:5] == [". healthy 1", "o off 1", "d degraded 1", "? unknown 1", "S sick 1"]
     assert len(set(lines[0].split()[1])) == len(State) + 1
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import io
 import json
 import sys
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ except ModuleNotFoundError:
     sys.path[:0] = [str(_HERE.parents[3]), str(_HERE.parents[1] / "plugin_utils")]
 
 from ansible.errors import AnsibleFilterError
+
+_ARCHIVED = ("index.json", "manifest.json")
+"""The files of an archive that name its image, for containerd and for Docker."""
 
 
 def preflight(
@@ -289,6 +294,23 @@ def sanitizes_output(_: object) -> bool:
     return is_wrapped and "ansible_stats" in constants.INTERNAL_RESULT_KEYS
 
 
+def image_archive(path: str) -> dict[str, str]:
+    """The ``name`` of the image in an archive of ``make image``, and the digests of its manifest and ``config``."""
+    try:
+        with tarfile.open(Path(path).expanduser()) as archive:
+            index, [document] = (json.load(archive.extractfile(name) or io.BytesIO()) for name in _ARCHIVED)
+        [entry] = index["manifests"]
+        return {
+            "name": str(entry["annotations"]["io.containerd.image.name"]),
+            "digest": str(entry["digest"]),
+            "config": f"sha256:{document['Config'].rpartition('/')[2]}",
+        }
+    except (OSError, tarfile.TarError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise AnsibleFilterError(
+            f"{path} has no image ({error}); wanted: an archive that `make image` built; build it again"
+        ) from error
+
+
 class FilterModule:
     """The filters, as Ansible looks them up."""
 
@@ -299,6 +321,7 @@ class FilterModule:
             "desired": desired,
             "health": health,
             "key": key_text,
+            "image_archive": image_archive,
             "kubeconfig": kubeconfig,
             "machine": machine,
             "membership": membership,

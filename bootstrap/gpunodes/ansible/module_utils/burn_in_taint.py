@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from . import gpu_cluster, kube_api, kubeconfig
+from . import gpu_cluster, kube_api, kubeconfig, registration
 from .kube_api import ApiError, Client
 from .problem import MachineProblem
 from .report import Difference
@@ -26,8 +26,9 @@ def hold(
 ) -> tuple[bool, list[Difference], list[str]]:
     """Taint a node on which no pod uses GPUs; returns whether a burn-in is due, the differences, and evicted pods.
 
-    ``only_tainted``: a burn-in is due only if the node has the taint already. ``drain`` evicts pods that use GPUs,
-    within their disruption budgets and ``limit_s``. Raises MachineProblem if pods use GPUs; the taint is as before.
+    ``only_tainted``: a burn-in is due only if the node has the taint already, or the one of nodes that are starting.
+    ``drain`` evicts pods that use GPUs, within their disruption budgets and ``limit_s``. Raises MachineProblem if pods
+    use GPUs; the taint is as before.
     """
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
         return False, [], []
@@ -37,7 +38,7 @@ def hold(
         return False, [], []
     found = _find(client, node)
     tainted = has_taint(found)
-    if only_tainted and not tainted:
+    if only_tainted and not tainted and not registration.is_starting(found):
         return False, [], []
     # The pods of an interrupted burn-in.
     if not check:

@@ -16,7 +16,12 @@ _MARGIN_S = 15
 
 def runtime_socket() -> str:
     """The container runtime's socket: that of cri-dockerd if it exists, else containerd's."""
-    return f"unix://{_DOCKER_SOCKET if os.path.exists(_DOCKER_SOCKET) else _SOCKET}"
+    return f"unix://{_DOCKER_SOCKET if is_docker() else _SOCKET}"
+
+
+def is_docker() -> bool:
+    """Whether the kubelet uses Docker."""
+    return os.path.exists(_DOCKER_SOCKET)
 
 
 def crictl(arguments: Sequence[str], timeout_s: float = 60) -> CommandResult:

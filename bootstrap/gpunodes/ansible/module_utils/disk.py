@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 
 
@@ -33,6 +34,32 @@ def write(path: str, content: str, mode: int, uid: int = 0, gid: int = 0) -> Non
         remove(temporary)
         raise
     _sync_folder(folder)
+
+
+def copy(path: str, folder: str) -> None:
+    """Copy a file into ``folder``; there it has its name only when it is whole, and on the disk."""
+    name = os.path.basename(path)
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as made, open(path, "rb") as source:
+            os.fchmod(made.fileno(), 0o644)
+            shutil.copyfileobj(source, made)
+            made.flush()
+            os.fsync(made.fileno())
+        os.replace(temporary, f"{folder}/{name}")
+    except BaseException:
+        remove(temporary)
+        raise
+    _sync_folder(folder)
+
+
+def flush(path: str) -> None:
+    """Flush a file that another program wrote to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: str) -> None:

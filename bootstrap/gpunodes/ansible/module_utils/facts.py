@@ -178,16 +178,18 @@ def kubernetes() -> dict[str, Any]:
     ca_hash = None
     with contextlib.suppress(MachineProblem):
         ca_hash = kubelet.ca_hash if kubelet else kubeconfig.ca_hash(ca) if ca else None
-    role = None
+    role, unfinished, before = None, False, ""
     manifest = disk.read(API_SERVER)
+    with contextlib.suppress(MachineProblem):
+        found = ledger.load()
+        unfinished, before = found.kubeadm.endswith(" started"), found.kubelet_before
+        if manifest is None:
+            # An interrupted restart may have left it away.
+            manifest = disk.read(found.manifests.get("kube-apiserver", ""))
     if admin is not None or manifest is not None:
         role = "control_plane"
     elif kubelet and ca and disk.read("/var/lib/kubelet/config.yaml") and not os.path.exists(BOOTSTRAP):
         role = "worker" if os.path.exists(CLIENT_CERTIFICATE) else None
-    unfinished, before = False, ""
-    with contextlib.suppress(MachineProblem):
-        found = ledger.load()
-        unfinished, before = found.kubeadm.endswith(" started"), found.kubelet_before
     return {
         "role": role,
         "ca_hash": ca_hash,

@@ -11,7 +11,7 @@ import time
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from . import kubeconfig
+from . import disk, kubeconfig
 from .problem import MachineProblem
 
 _CALL_LIMIT_S = 30
@@ -57,6 +57,7 @@ class Client:
         if config.certificate and config.key:
             _load_pair(context, config.certificate, config.key)
         self._context = context
+        self._token_file = config.token_file
         self._connection: http.client.HTTPSConnection | None = None
         self._where = ""
         """The server of the connection, for messages."""
@@ -112,6 +113,8 @@ class Client:
         target = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body)
         headers = {"Accept": "application/json", "Content-Type": content_type}
+        if self._token_file:
+            headers["Authorization"] = f"Bearer {(disk.read(self._token_file) or '').strip()}"
         for is_last_attempt in (False, True):
             is_new = self._connection is None
             try:

@@ -33,6 +33,8 @@ class Kubeconfig:
     key: str | None
     own: str = ""
     """The API server of this machine itself, "" where it is unknown or ``server``."""
+    token_file: str = ""
+    """A file with the token of an account, "" without one; the kubelet replaces a pod's from time to time."""
 
     @property
     def ca_hash(self) -> str:
@@ -47,7 +49,8 @@ def parse(text: str) -> Kubeconfig:
         raise MachineProblem(
             "a kubeconfig has no server or no CA", "a kubeconfig that kubeadm wrote", "see /etc/kubernetes"
         )
-    return Kubeconfig(server, ca, _decoded(text, "client-certificate-data"), _decoded(text, "client-key-data"))
+    pair = _decoded(text, "client-certificate-data"), _decoded(text, "client-key-data")
+    return Kubeconfig(server, ca, *pair, token_file=_value(text, "tokenFile") or "")
 
 
 def with_server(text: str, server: str) -> str:

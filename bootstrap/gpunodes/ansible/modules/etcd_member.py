@@ -27,8 +27,8 @@ options:
     default: ""
   name:
     description: >-
-      For O(state=absent) without O(joining), the name that the member must have, which is that of its node. Empty for
-      any.
+      For O(state=absent), the name of the machine's node, which its member has; empty without a node. A member of
+      another node is never removed.
     type: str
     default: ""
   joining:
@@ -109,13 +109,14 @@ def main() -> None:
     )
 
     def work() -> dict[str, object]:
-        state, address, timeout = (module.params[name] for name in ("state", "address", "timeout"))
+        state, address, name, timeout = (module.params[key] for key in ("state", "address", "name", "timeout"))
         if state == "alone":
             membership.check_alone()
         elif state == "absent" and module.params["joining"]:
-            return membership.remove_leftover(address, module.params["data"], timeout, module.check_mode).result()
+            data = module.params["data"]
+            return membership.remove_leftover(address, name, data, timeout, module.check_mode).result()
         elif state == "absent":
-            return membership.remove(address, module.params["name"], module.check_mode).result()
+            return membership.remove(address, name, module.check_mode).result()
         elif not module.check_mode:
             membership.wait_until_member(address, timeout)
         return Report().result()

@@ -1,23 +1,35 @@
 #!/usr/bin/python
 # Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
-"""Apply objects to the cluster with server-side apply, on the control-plane machine."""
+"""Apply objects to the cluster with server-side apply, or delete them, on the control-plane machine."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: kube_objects
-short_description: Apply objects to the cluster
+short_description: Apply objects to the cluster, or delete them
 version_added: "0.1.0"
 description:
   - Applies each object in order, with server-side apply.
   - An object counts as changed if it differs from its previous state.
+  - With V(absent) deletes the objects, the last one first.
 options:
   objects:
     description: The objects.
     type: list
     elements: dict
     required: true
+  state:
+    description: Whether the objects are to exist.
+    type: str
+    choices: [present, absent]
+    default: present
+  label:
+    description: >-
+      A label, C(name=value), of all objects that belong together. Those of the same kinds and namespaces that are not
+      among O(objects) are deleted. Empty for none.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -68,13 +80,21 @@ from ..module_utils.entry import carry_out
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"objects": {"type": "list", "elements": "dict", "required": True}},
+        argument_spec={
+            "objects": {"type": "list", "elements": "dict", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "label": {"type": "str", "default": ""},
+        },
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        changed, differences = objects.apply(module.params["objects"], module.check_mode)
-        return {"changed": bool(changed), "objects": changed, "diff": differences}
+        given, label = module.params["objects"], module.params["label"]
+        present = module.params["state"] == "present"
+        changed, differences = objects.apply(given, module.check_mode) if present else ([], [])
+        deletes = label or not present
+        deleted, gone = objects.delete(given, label, module.check_mode, keep=present) if deletes else ([], [])
+        return {"changed": bool(changed or deleted), "objects": changed + deleted, "diff": differences + gone}
 
     carry_out(module, work, changes=False)
 

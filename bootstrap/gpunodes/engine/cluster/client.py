@@ -18,6 +18,7 @@ from gpunodes.engine.cluster.session import Session
 from gpunodes.model import printable
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Node
+from gpunodes.repair.switched_off import CONFIG_MAP, Switched, parse
 
 _PAUSE_S = 0.05
 """Pause between the attempts to change a node that another client changes, too."""
@@ -129,6 +130,13 @@ class Cluster(Api):
             else:
                 found: NodeObject = node
                 return found
+
+    # Machines that are off
+
+    def switched_off(self) -> dict[str, Switched]:
+        """The machines that the autoscaler keeps off, by the names that their nodes had; one request."""
+        found = self._find(f"/api/v1/namespaces/kube-system/configmaps/{CONFIG_MAP}")
+        return {name: each for name, each in parse((found or {}).get("data")).items() if each.on_purpose}
 
     # Pods
 

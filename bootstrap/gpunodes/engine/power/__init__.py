@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpunodes.errors import GpunodesError
 from gpunodes.identity.model import BmcIdentity
@@ -27,6 +27,8 @@ class Order(StrEnum):
     ON = "on"
     OFF = "off"
     """Immediately, without a shutdown of the operating system."""
+    SHUTDOWN = "shutdown"
+    """Ask the operating system to shut down; the power goes off when it has."""
     RESET = "reset"
     """A warm reset: main power stays on."""
 
@@ -79,6 +81,14 @@ class Power(Protocol):
         """
 
 
+@runtime_checkable
+class Slow(Protocol):
+    """Power control whose effect is seen late."""
+
+    change_s: float
+    """The time limit for a change, in seconds, in place of ``CHANGE_S``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """The address and the login of a BMC. ``repr`` does not show the password."""
@@ -92,6 +102,10 @@ class Access:
     verify: bool | str = True
     """Whether the TLS certificate is verified; a string is the path of the CA."""
     command: str = ""
+    macs: tuple[str, ...] = ()
+    """For Wake-on-LAN: the addresses of the machine's network interfaces."""
+    reached: tuple[str, int] = ("", 0)
+    """For Wake-on-LAN: where the machine's SSH server listens."""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -109,9 +123,10 @@ CHANGE_S = 60.0
 """Time limit in seconds for a change of the power state."""
 
 
-def change(power: Power, order: Order, limit_s: float = CHANGE_S, poll_s: float = 1.0) -> None:
+def change(power: Power, order: Order, limit_s: float | None = None, poll_s: float = 1.0) -> None:
     """Switch ON or OFF and verify the power state; raises PowerProblem, INCONSISTENT when the state does not change."""
     target = PowerState(order.value)
+    limit_s = limit_s or (power.change_s if isinstance(power, Slow) else CHANGE_S)
     if power.state() is target:
         return
     power.order(order)
@@ -124,3 +139,18 @@ def change(power: Power, order: Order, limit_s: float = CHANGE_S, poll_s: float 
                 "check the machine on site",
             )
         time.sleep(poll_s)
+
+
+_OFF_SEEN = 2
+"""A BMC may report a state of before the order once."""
+
+
+def off_within(power: Power, limit_s: float, poll_s: float) -> bool:
+    """Whether a machine that shuts down is off in time; raises PowerProblem."""
+    deadline, seen = time.monotonic() + limit_s, 0
+    while seen < _OFF_SEEN:
+        seen = seen + 1 if power.state() is PowerState.OFF else 0
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True

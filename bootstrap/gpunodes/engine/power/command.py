@@ -12,7 +12,7 @@ _TIMEOUT_S = 120
 
 
 class Command:
-    """``COMMAND status|on|off|reset MACHINE``; exit status 0 means success."""
+    """``COMMAND status|on|off|shutdown|reset MACHINE``; exit status 0 means success."""
 
     def __init__(self, machine: str, access: Access) -> None:
         self._machine = machine

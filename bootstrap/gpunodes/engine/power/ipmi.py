@@ -12,7 +12,8 @@ from gpunodes.identity.model import BmcIdentity
 _TIMEOUT_S = 30
 _SHORT, _LONG = 16, 20
 """Sizes of a password (IPMI 2.0, 22.30)."""
-_ORDERS = {Order.ON: "on", Order.OFF: "off", Order.RESET: "reset"}
+# ipmitool(1): soft asks the operating system by ACPI.
+_ORDERS = {Order.ON: "on", Order.OFF: "off", Order.SHUTDOWN: "soft", Order.RESET: "reset"}
 # Messages of ipmitool 1.8.18 and 1.8.19.
 _MESSAGES = (
     ("Unable to establish", Trouble.UNREACHABLE),

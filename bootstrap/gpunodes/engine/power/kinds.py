@@ -1,26 +1,32 @@
-"""The kinds of BMCs: Redfish, IPMI, or a command that the user configures; the access to one from the settings."""
+"""The kinds of BMCs: Redfish, IPMI, a user's command, or Wake-on-LAN; the access to one from the settings."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpunodes.engine.power import Access, Power
 from gpunodes.errors import GpunodesError, WrongInput
 
-KINDS = ("redfish", "ipmi", "command")
+WOL = "wol"
+"""It only switches on."""
+KINDS = ("redfish", "ipmi", "command", WOL)
+_WITHOUT_PASSWORD = frozenset({"command", WOL})
 _PASSWORD_COMMAND_S = 30
 _UNBRACKETED = re.compile(r"[A-Za-z]+://(?:[^/@]*@)?([^/@\[\]:]*:[^/@\[\]:]*:[^/@\[\]]*)")
 """A URL whose host has several colons: it is unclear where the port begins (RFC 3986, 3.2.2)."""
 
 
-def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
+def access(
+    machine: str, settings: Mapping[str, Any], reached: tuple[str, int] = ("", 0), macs: Sequence[str] = ()
+) -> Access | None:
     """The access to the BMC of a machine, from its settings; None when no BMC is configured.
 
+    For Wake-on-LAN, ``reached`` is where its SSH server listens, ``macs`` the addresses that it reported.
     The password is from the inventory (Ansible vault works), an environment variable or a command; raises WrongInput.
     """
     kind = str(settings["gpunodes_bmc_type"] or "")
@@ -31,9 +37,15 @@ def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
             f"gpunodes_bmc_type of {machine} is {kind!r}", f"one of {', '.join(KINDS)}", "correct the inventory"
         )
     address, command = str(settings["gpunodes_bmc_address"] or ""), str(settings["gpunodes_bmc_command"] or "")
-    required, name = (command, "gpunodes_bmc_command") if kind == "command" else (address, "gpunodes_bmc_address")
+    known = (str(settings["gpunodes_bmc_mac"]),) if settings["gpunodes_bmc_mac"] else tuple(macs)
+    required, name = {
+        "command": (command, "gpunodes_bmc_command"),
+        WOL: (known, "gpunodes_bmc_mac, and the machine never reported one"),
+    }.get(kind, (address, "gpunodes_bmc_address"))
     if not required:
-        raise WrongInput(f"{machine} has a BMC of type {kind}, but no {name}", name, "add it to the inventory")
+        raise WrongInput(
+            f"{machine} has a BMC of type {kind}, but no {name}", name.partition(",")[0], "add it to the inventory"
+        )
     if unbracketed := _UNBRACKETED.match(address):
         raise WrongInput(
             f"gpunodes_bmc_address of {machine} is a URL with the host {unbracketed[1]!r}",
@@ -44,21 +56,25 @@ def access(machine: str, settings: Mapping[str, Any]) -> Access | None:
         kind=kind,
         address=address,
         user=str(settings["gpunodes_bmc_user"] or ""),
-        password="" if kind == "command" else _password(machine, settings),
+        password="" if kind in _WITHOUT_PASSWORD else _password(machine, settings),
         system=str(settings["gpunodes_bmc_system"] or ""),
         verify=_verified(machine, settings["gpunodes_bmc_verify"]),
         command=command,
+        macs=known if kind == WOL else (),
+        reached=reached,
     )
 
 
 def connect(machine: str, access: Access) -> Power:
     """Power control of a machine; sends no request to the BMC yet."""
-    from gpunodes.engine.power import command, ipmi
+    from gpunodes.engine.power import command, ipmi, wol
 
     if access.kind == "ipmi":
         return ipmi.Ipmi(access)
     if access.kind == "command":
         return command.Command(machine, access)
+    if access.kind == WOL:
+        return wol.WakeOnLan(machine, access)
     from gpunodes.engine.power import redfish
 
     return redfish.Redfish(access)

@@ -36,6 +36,7 @@ _STATES = {
 _ORDERS = {
     Order.ON: (sushy.ResetType.ON, sushy.ResetType.FORCE_ON),
     Order.OFF: (sushy.ResetType.FORCE_OFF,),
+    Order.SHUTDOWN: (sushy.ResetType.GRACEFUL_SHUTDOWN,),
     Order.RESET: (sushy.ResetType.FORCE_RESTART, sushy.ResetType.POWER_CYCLE),
 }
 

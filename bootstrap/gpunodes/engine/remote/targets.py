@@ -26,9 +26,10 @@ PYTHON = "/usr/bin/python3"
 
 PASSWORDS = ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
 """The inventory variables for the login password."""
+PORTS = ("ansible_ssh_port", "ansible_port")
 _ALIASES = {
     "host": ("ansible_ssh_host", "ansible_host"),
-    "port": ("ansible_ssh_port", "ansible_port"),
+    "port": PORTS,
     "user": ("ansible_ssh_user", "ansible_user"),
     "identityfile": ("ansible_ssh_private_key_file", "ansible_private_key_file"),
     "password": PASSWORDS,

@@ -27,8 +27,17 @@ KUBERNETES_KEY = "Release.key"
 REGISTRIES = ("docker.io", "ghcr.io", "registry.k8s.io")
 
 
-def build(cache: Path, *, minors: Sequence[str], suites: Sequence[str], progress: Callable[[str], None]) -> Path:
+def build(
+    cache: Path,
+    *,
+    minors: Sequence[str],
+    suites: Sequence[str],
+    progress: Callable[[str], None],
+    autoscaler: bool = False,
+) -> Path:
     """The mirror's static tree for these Kubernetes minors and Debian suites, built unless ``cache`` has it.
+
+    ``autoscaler``: with the image of cluster-autoscaler, which only labs with pools that scale need.
 
     The first build compiles Kubernetes and takes minutes; ``progress`` gets a line at each step. Raises GpunodesError
     when a program is missing or a step fails; no incomplete tree is left then.
@@ -42,13 +51,13 @@ def build(cache: Path, *, minors: Sequence[str], suites: Sequence[str], progress
     home = cache / "mirror"
     with store.locked(home, progress):
         key = aptrepo.signing_key(home)
-        target = home / f"tree-{_fingerprint(minors, suites, key.fingerprint)}"
-        return store.keep(target, lambda tree: _fill(tree, home, pins, minors, suites, key, progress))
+        target = home / f"tree-{_fingerprint(minors, suites, key.fingerprint, autoscaler)}"
+        return store.keep(target, lambda tree: _fill(tree, home, pins, minors, suites, key, autoscaler, progress))
 
 
-def _fingerprint(minors: Sequence[str], suites: Sequence[str], key: str) -> str:
+def _fingerprint(minors: Sequence[str], suites: Sequence[str], key: str, autoscaler: bool) -> str:
     """A hash of all inputs of the tree: pins, module files and the code that builds it."""
-    inputs = hashlib.sha256(json.dumps([sorted(minors), sorted(suites), key]).encode())
+    inputs = hashlib.sha256(json.dumps([sorted(minors), sorted(suites), key, autoscaler]).encode())
     for path in sorted(HERE.rglob("*")):
         if path.is_file() and path.suffix != ".pyc" and path.name not in _NOT_INPUTS:
             inputs.update(f"{path.relative_to(HERE)}\n".encode() + path.read_bytes())
@@ -62,6 +71,7 @@ def _fill(
     minors: Sequence[str],
     suites: Sequence[str],
     key: aptrepo.SigningKey,
+    autoscaler: bool,
     progress: Callable[[str], None],
 ) -> None:
     requested = [pins.minors[minor] for minor in minors]
@@ -72,7 +82,7 @@ def _fill(
     components = dict.fromkeys(
         [minor.kubernetes for minor in requested]
         + [component for minor in requested for component in (*(etcd for etcd, _ in minor.etcds), minor.coredns)]
-        + [pins.components[name] for name in shared]
+        + [pins.components[name] for name in (*shared, *([images.AUTOSCALER] if autoscaler else []))]
     )
     binaries = gobuild.all_programs(components, go, home, progress)
 
@@ -89,6 +99,8 @@ def _fill(
         iptables = images.common(
             registry, pins, archives[pins.image_suite], binaries, pause, tuple(pause_tags), Path(scratch)
         )
+    if autoscaler:
+        images.autoscaler(registry, pins, binaries)
     for minor in requested:
         images.kubernetes(registry, minor, binaries, iptables)
         images.check_tags(minor, binaries[minor.kubernetes.name] / "kubeadm", tree, progress)

@@ -14,7 +14,11 @@ from gpunodes.lab.mirror.pins import Minor, Pins
 from gpunodes.lab.mirror.programs import run
 from gpunodes.lab.mirror.tree import TreeEntry
 
-_MERGED = tuple(TreeEntry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
+AUTOSCALER = "cluster-autoscaler"
+"""The component of that image."""
+
+MERGED = tuple(TreeEntry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
+"""The links of a merged /usr."""
 _ACCOUNTS = (
     TreeEntry("/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n"),
     TreeEntry("/etc/group", b"root:x:0:\nnogroup:x:65534:\n"),
@@ -40,12 +44,12 @@ def wanted_archives(archives: Sequence[Path], names: Sequence[str]) -> list[Path
         raise GpunodesError(f"Debian has no package {missing} for the lab's images") from missing
 
 
-def unpack(archive: Path) -> Iterator[TreeEntry]:
-    """The files and links of a .deb that an image needs."""
+def unpack(archive: Path, skipped: tuple[str, ...] = _SKIPPED) -> Iterator[TreeEntry]:
+    """The files and links of a .deb that an image needs, without what begins with one of ``skipped``."""
     data = subprocess.run(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:
-            if member.isdir() or member.name.startswith(_SKIPPED) or _CONVERTERS in member.name:
+            if member.isdir() or member.name.startswith(skipped) or _CONVERTERS in member.name:
                 continue
             path = member.name.removeprefix(".")
             if member.issym():
@@ -58,7 +62,7 @@ def iptables_tree(archives: Sequence[Path]) -> list[TreeEntry]:
     """A tree in which iptables and nft run: the packages' files over a merged /usr, with iptables' links."""
     files = {entry.path: entry for archive in archives for entry in unpack(archive)}
     links = [TreeEntry(path, link=target) for path, target in _IPTABLES.items() if path not in files]
-    return [*_MERGED, *_ACCOUNTS, *files.values(), *links]
+    return [*MERGED, *_ACCOUNTS, *files.values(), *links]
 
 
 def busybox_tree(archive: Path, scratch: Path) -> list[TreeEntry]:
@@ -71,7 +75,7 @@ def busybox_tree(archive: Path, scratch: Path) -> list[TreeEntry]:
     tool.chmod(0o755)
     applets = [name for name in run([tool, "--list"]).split() if name != "busybox"]
     return [
-        *_MERGED,
+        *MERGED,
         *_ACCOUNTS,
         TreeEntry("/usr/bin/busybox", program.content, 0o755),
         *(TreeEntry(f"/usr/bin/{name}", link="busybox") for name in applets),
@@ -126,6 +130,12 @@ def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], i
         registry.add(OciImage("etcd", (tag,), (registry.layer(etcd_tree(binaries[etcd.name])),)))
     coredns = program(minor.coredns.name, "coredns", "/coredns")
     registry.add(OciImage("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
+
+
+def autoscaler(registry: Registry, pins: Pins, binaries: Mapping[str, Path]) -> None:
+    """Add the image of cluster-autoscaler."""
+    layer = registry.layer([TreeEntry("/cluster-autoscaler", binaries[AUTOSCALER] / AUTOSCALER, 0o755)])
+    registry.add(OciImage("autoscaling/cluster-autoscaler", (pins.autoscaler_tag,), (layer,), ("/cluster-autoscaler",)))
 
 
 def etcd_tree(binaries: Path) -> list[TreeEntry]:

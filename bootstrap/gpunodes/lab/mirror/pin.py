@@ -23,9 +23,10 @@ def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, 
 
     Go applies replacements of the main module only. Kubernetes replaces its staging modules by folders of its own
     repository; they are published as v0.MINOR.PATCH. Other projects' folders are published as modules with versions of
-    their own.
+    their own: the existing go.mod's replacement of such a module is kept.
     """
     staged = f"v0.{component.version.partition('.')[2]}"
+    chosen = {each["Old"]["Path"]: each["New"] for each in old.get("Replace") or ()}
     replacements = []
     for each in upstream.get("Replace") or ():
         before, after = each["Old"], each["New"]
@@ -34,6 +35,8 @@ def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, 
             replacements.append(f"{left} => {after['Path']} {after['Version']}")
         elif after["Path"].startswith("./staging/"):
             replacements.append(f"{left} => {before['Path']} {staged}")
+        elif kept := chosen.get(before["Path"]):
+            replacements.append(f"{left} => {kept['Path']} {kept['Version']}")
     # Several are modules of one release, as etcd's server and its tools.
     modules = [each["Path"] for each in old["Require"] if not each.get("Indirect")]
     return "\n".join(

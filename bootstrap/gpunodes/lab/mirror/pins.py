@@ -67,6 +67,7 @@ class Pins:
     flannel_tag: str
     flannel_cni_plugin_tag: str
     busybox_tag: str
+    autoscaler_tag: str
     node_packages: tuple[str, ...]
     image_packages: tuple[str, ...]
     busybox_package: str
@@ -115,6 +116,7 @@ def load() -> Pins:
         flannel_tag=raw["images"]["flannel_tag"],
         flannel_cni_plugin_tag=raw["images"]["flannel_cni_plugin_tag"],
         busybox_tag=raw["images"]["busybox_tag"],
+        autoscaler_tag=raw["images"]["autoscaler_tag"],
         node_packages=tuple(raw["debian"]["packages"]),
         image_packages=tuple(raw["debian"]["image_packages"]),
         busybox_package=raw["debian"]["busybox_package"],

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 from gpunodes import shape
 from gpunodes.ansible.module_utils import etcd_backup
 from gpunodes.errors import WrongInput
-from gpunodes.shape import Many, Named, Optional, Pattern
+from gpunodes.shape import Many, Moment, Named, Optional, Pattern
 
 MANIFEST = "manifest.json"
 SCHEMA = "gpunodes.etcd-backup/1"
@@ -45,7 +45,7 @@ ABOUT = {
     "ca_hash": Pattern("pin of a CA (sha256:...)", r"sha256:[0-9a-f]{64}"),
     "endpoint": Pattern("host:port", r"[A-Za-z0-9.:\[\]-]{1,300}"),
     "hostname": _TEXT,
-    "time": float,
+    "time": Moment(),
     "kubernetes": Pattern("version", r"[A-Za-z0-9._-]{0,100}"),
     "paths": Named(_PATH, 10, _PART_NAME),
     "etcd": {

@@ -67,6 +67,7 @@ class Choice:
             busy=state.holder(machine.name, node),
             bmc=unreachable and self.command.fleet.machine_control(machine).has_power(),
             unmatched=why,
+            off=state.off[machine.name].described if machine.name in state.off else "",
         )
 
     def _node(self, name: str, state: ClusterState) -> tuple[Node | None, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 
+from gpunodes.engine.fleet import match_switched
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import State, Verdict
 from gpunodes.model import Machine
-from gpunodes.operations import cluster_state
+from gpunodes.operations import cluster_state, switched_off
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.repair import policy
 
@@ -21,11 +23,21 @@ def scan(
     if command.request.limits.by_hand:
         return scans
     scans |= _second_scan(command, machines, scans)
-    return scans | _scan_of_pools(command, machines, scans)
+    return _marked(command, scans | _scan_of_pools(command, machines, scans))
 
 
 def _scan(command: RepairCommand, machines: Sequence[Machine]) -> dict[str, MachineScan]:
     return dict(command.fleet.scan(machines)) if machines else {}
+
+
+def _marked(command: RepairCommand, scans: dict[str, MachineScan]) -> dict[str, MachineScan]:
+    """Machines that do not respond since the autoscaler keeps them off are not unreachable."""
+    if not command.cluster or not any(seen.verdict.state is State.UNREACHABLE for seen in scans.values()):
+        return scans
+    off = match_switched(command.fleet, command.cluster.switched_off(), scans)
+    return {
+        name: dataclasses.replace(seen, verdict=switched_off.marked(seen.verdict, off)) for name, seen in scans.items()
+    }
 
 
 def _second_scan(

@@ -16,7 +16,7 @@ from gpunodes.engine.locks import Taken
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, sentence
 from gpunodes.health.model import State
-from gpunodes.operations import cluster_state
+from gpunodes.operations import cluster_state, switched_off
 from gpunodes.operations.cluster_state import ClusterState
 from gpunodes.operations.rolling import unfinished
 from gpunodes.operations.rolling.context import RolloutCommand
@@ -77,12 +77,15 @@ class Engine:
         waiting = [self._command.machines[name] for name in self._rollout.waiting]
         self._command.report("", f"reading {len(waiting)} machines")
         self._scans = self._command.fleet.scan(waiting) if waiting else {}
-        nodes = {name: node for name, (node, _) in self._state().machines.items()}
+        found = self._state()
+        nodes = {name: node for name, (node, _) in found.machines.items()}
+        # One that is off on purpose is skipped, whatever it needs.
+        waiting = [machine for machine in waiting if machine.name not in found.off]
         left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe())
         with ThreadPoolExecutor(_READERS) as pool:
             targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
-            found = list(pool.map(self._needed, targets))
-        for target, needed in zip(targets, found, strict=True):
+            answers = list(pool.map(self._needed, targets))
+        for target, needed in zip(targets, answers, strict=True):
             marked = target.node is not None and target.node.rollout == self._rollout.id
             if needed == "" and not marked and target.name not in left:
                 self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, "nothing to do")
@@ -210,6 +213,8 @@ class Engine:
 
     def _candidate(self, name: str, found: ClusterState) -> RolloutCandidate:
         node, why = found.machines[name]
+        if name in found.off:
+            why = f"{why}; {switched_off.CATCHES_UP}"
         verdict = self._scans[name].verdict if name in self._scans else None
         unreadable = self._unreadable.get(name, "")
         if verdict and verdict.state.rank >= State.SICK.rank:

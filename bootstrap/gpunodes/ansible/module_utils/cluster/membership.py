@@ -1,6 +1,7 @@
 """The etcd member of one control plane: removed before the machine joins again or leaves, and checked after its join.
 
-A machine is recognised by the address in its member's peer URL, which is that of its node: names may be missing.
+A machine is recognised by the address in its member's peer URL, which is that of its node: names may be missing. The
+address of a machine without a node is only what the machine reports: a member of another node is never removed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import dataclasses
 import time
 from collections.abc import Collection, Sequence
 
-from .. import etcd, kubeconfig
+from .. import etcd, kube_api, kubeconfig
 from ..etcd import Member
 from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
 from ..report import Difference, Report
+from .nodes import CONTROL_PLANE
 
 API_PORT = 6443
 _POLL_S = 2.0
@@ -22,8 +24,9 @@ _POLL_S = 2.0
 def remove(address: str, name: str, check: bool) -> Report:
     """Remove the member of the machine with this address; the report is empty if there is none.
 
-    Its leadership is moved first. Raises MachineProblem if the remaining members would have no quorum, and if the
-    member has another ``name``, which kubeadm takes from the node; "" for any.
+    Its leadership is moved first. ``name`` is that of the machine's node, which kubeadm gives the member; "" for none.
+    Raises MachineProblem if the remaining members would have no quorum, and if the member has another name, or belongs
+    to another node.
     """
     found = etcd.members()
     member = etcd.at(found, address)
@@ -35,16 +38,18 @@ def remove(address: str, name: str, check: bool) -> Report:
         )
     report = Report()
     if member is not None:
+        _check_own(member, name)
         _remove(report, found, member, etcd.healthy(found), check)
     return report
 
 
-def remove_leftover(address: str, data: bool, limit_s: float, check: bool) -> Report:
+def remove_leftover(address: str, name: str, data: bool, limit_s: float, check: bool) -> Report:
     """Remove what an interrupted join, or a lost installation, of this machine left in etcd, before it joins.
 
-    ``data``: the machine has etcd's data. Members of other machines are never touched: one that is still joining is
-    waited for up to ``limit_s``, since etcd allows one at a time. Raises MachineProblem if it does not finish, if the
-    remaining members would have no quorum, and if another machine works as this member.
+    ``name`` is that of the machine's node, "" for none. ``data``: the machine has etcd's data. Members of other
+    machines are never touched: one that is still joining is waited for up to ``limit_s``, since etcd allows one at a
+    time. Raises MachineProblem if it does not finish, if the remaining members would have no quorum, and if another
+    machine works as this member, or another node has it.
     """
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
         return Report()  # the cluster does not exist yet
@@ -72,6 +77,7 @@ def remove_leftover(address: str, data: bool, limit_s: float, check: bool) -> Re
             "an address that no other machine has",
             "check which machine responds at that address, and correct the inventory",
         )
+    _check_own(member, name)
     _remove(report, found, member, working, check)
     return report
 
@@ -94,6 +100,24 @@ def check_removable(found: Sequence[Member], member: Member, working: Collection
             f"at least {least}: with fewer the cluster stops",
             "repair or remove the control planes that do not work first",
         )
+
+
+def _check_own(member: Member, name: str) -> None:
+    """Raise MachineProblem if the member belongs to another node than ``name``, the machine's own; "" for none."""
+    for node in kube_api.admin().get("/api/v1/nodes")["items"]:
+        metadata, listed = node["metadata"], (node.get("status") or {}).get("addresses") or ()
+        other = str(metadata["name"])
+        # A worker could report any address, and so keep a member that is to leave.
+        shares = CONTROL_PLANE in (metadata.get("labels") or {}) and any(
+            each.get("address") in member.peers for each in listed
+        )
+        if other != name and (shares or other == member.name):
+            raise MachineProblem(
+                f"etcd's member {member} belongs to the node {other}, and the machine "
+                f"{f'is the node {name}' if name else 'has no node'}",
+                "a member of no other node: the machine reports an address that another control plane has",
+                "check the machine's address, and correct the inventory; nothing was removed",
+            )
 
 
 def check_alone() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import causes, certificates, devices, kube_api, kubeconfig, pools
+from .. import causes, certificates, devices, kube_api, kubeconfig, pools, registration
 from ..kube_api import ApiError, Client
 
 READY_BOOT = "gpunodes.dev/ready-boot"
@@ -23,6 +23,7 @@ _PATTERNS = {
     "address": r"[0-9A-Fa-f:.]{0,45}",
     "version": r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}",
     "runtime": r"[a-z0-9-]{0,50}",
+    "provider_id": r"[!-~]{0,300}",
 }
 """Values that a node reports, and their valid form (planner/reports.py)."""
 
@@ -95,6 +96,8 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "reason": problem or (waiting[0] if waiting else ""),
         "maintenance": annotations.get(MAINTENANCE, ""),
         "schedulable": not node.get("spec", {}).get("unschedulable", False),
+        "provider_id": node.get("spec", {}).get("providerID") or "",
+        "starting": registration.is_starting(node),
         "machine_id": about["machineID"],
         "product_uuid": about["systemUUID"].lower(),
         "boot_id": about["bootID"],

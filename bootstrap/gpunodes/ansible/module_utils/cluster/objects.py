@@ -38,6 +38,32 @@ def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str],
     return changed, differences
 
 
+def delete(
+    objects: Sequence[Mapping[str, Any]], label: str, check: bool, keep: bool
+) -> tuple[list[str], list[Difference]]:
+    """Delete ``objects``, the last one first, unless they are to ``keep``, and others of their kinds with ``label``.
+
+    Returns the deleted objects and the differences.
+    """
+    client = kube_api.admin()
+    paths = Paths(client)
+    known = {paths.find(each): each["kind"] for each in objects}
+    deleted, differences = [], []
+    for folder, kind in dict.fromkeys((path.rpartition("/")[0], kind) for path, kind in reversed(known.items())):
+        listed = client.get(folder, labelSelector=label)["items"] if label else []
+        others = {f"{folder}/{each['metadata']['name']}": each for each in listed}
+        own = {} if keep else {path: client.find(path) for path in known if path.rpartition("/")[0] == folder}
+        for path, found in {**others, **own}.items():
+            if found is None or (keep and path in known):
+                continue
+            title = f"{kind} {found['metadata']['name']}"
+            deleted.append(title)
+            differences.append(Difference(title, comparable({"kind": kind, **found}), None))
+            if not check:
+                client.delete(path)
+    return deleted, differences
+
+
 def comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """An object without the fields that the cluster writes."""
     if obj is None:

@@ -81,6 +81,8 @@ def complete(kept: Kept) -> None:
             f"all packages of driver {kept.version}: without them gpunodes could not go back to it",
             "check the package source; a mirror must keep the installed version, too",
         )
+    for name, version in kept.packages.items():
+        disk.flush(file_of(folder, name, version))
     tree.remove(f"{folder}/partial")
     disk.remove(f"{folder}/lock")
     disk.write(f"{folder}/{_LIST}", json.dumps(asdict(kept), indent=1, sort_keys=True) + "\n", 0o644)

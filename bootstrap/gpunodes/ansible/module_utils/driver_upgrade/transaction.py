@@ -7,12 +7,11 @@ import fnmatch
 import glob
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .. import packages
+from .. import disk, packages
 from ..causes import Program
 from ..problem import MachineProblem
 from ..process import CommandResult
@@ -134,7 +133,7 @@ def download(made: Transaction, holds: Sequence[str], version: str, before: str)
     old = kept.partial(before)
     for name, each in made.old.items():
         if (path := kept.file_of(ARCHIVES, name, each)) and not kept.file_of(old, name, each):
-            shutil.copy(path, old)
+            disk.copy(path, old)
     again = {name: each for name, each in made.old.items() if not kept.file_of(old, name, each)}
     if again and kept.load(before) is None:
         # A version that no source has any more is an error of apt, too: `complete` names all that are missing.

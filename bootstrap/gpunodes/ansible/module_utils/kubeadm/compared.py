@@ -234,9 +234,3 @@ def check_machine(machine_ledger: Ledger) -> None:
             "a control plane of one version",
             "finish it first: `gpunodes rollout resume`",
         )
-    if machine_ledger.etcd_restore:
-        raise MachineProblem(
-            "a restore of etcd has stopped this control plane",
-            "a control plane in use",
-            "finish `gpunodes etcd restore`, or reset this machine and join it again",
-        )

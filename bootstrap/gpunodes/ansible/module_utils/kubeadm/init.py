@@ -21,12 +21,13 @@ from ..ledger import Ledger
 from ..problem import MachineProblem, Problem
 from ..process import run
 from ..report import Difference, Report, of_file
-from . import command, reset
+from . import command, reset, static_pods
 from .errors import kubelet_error
 
 RANDOM_KEY = "{random key}"
 _INIT_DESCRIPTION = "kubeadm init"
 """Description of the bootstrap token for kubeadm init."""
+_RESET = "reset an interrupted kubeadm init"
 _POLL_S = 1.0
 _BOOT_S = 300
 """Seconds that a control plane may take to respond after its machine has booted."""
@@ -51,7 +52,9 @@ def init(
     init that gpunodes started and that did not finish is reset and started again.
     """
     machine_ledger = ledger.load()
-    report = Report()
+    report = _started_again(machine_ledger, check)
+    if report.actions and check:
+        return report  # whether the rest works is known only when they run
     if any(map(os.path.exists, (reset.MANIFEST, kubeconfig.ADMIN, reset.ETCD))):
         if _control_plane_works(machine_ledger, limit_s, check):
             if machine_ledger.kubeadm == "init started":
@@ -60,14 +63,14 @@ def init(
                     _end_init(machine_ledger)
             _schedule(report, documents, schedulable, check)
             return report
-        report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
+        report.add(_RESET, _became_control_plane("interrupted"))
     elif os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
             "this machine is a worker of a cluster",
             "a machine outside any cluster",
             "run gpunodes reset on it",
         )
-    interrupted = bool(report.actions)
+    interrupted = any(action == _RESET for action in report.actions)
     configuration = {"documents": documents, "patches": patches}
     report.add(
         "kubeadm init",
@@ -82,13 +85,26 @@ def init(
     command.begin(machine_ledger, "init started")
     if interrupted or reset.leftovers():
         reset.reset()
-    for path, content in files.items():
-        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
+    _write(files)
     complete = [_complete(document, new_token()) for document in documents]
     command.run("init", complete, limit_s, ("--skip-token-print",), patches)
     _end_init(machine_ledger)
     _schedule(report, documents, schedulable, check)
+    return report
+
+
+def _write(files: Mapping[str, Mapping[str, Any]]) -> None:
+    for path, content in files.items():
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        disk.write(path, json.dumps(content, indent=1).replace(RANDOM_KEY, _random_key()) + "\n", 0o600)
+
+
+def _started_again(machine_ledger: Ledger, check: bool) -> Report:
+    """Put manifests back that an interrupted restart left away: without them the control plane never works again."""
+    report = Report()
+    for name in static_pods.heal(machine_ledger, check):
+        difference = Difference(f"static pod {name}", {"manifest": "away"}, {"manifest": "present"})
+        report.add(f"start {name}, which an interrupted run stopped", difference)
     return report
 
 

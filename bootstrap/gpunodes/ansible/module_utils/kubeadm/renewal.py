@@ -52,12 +52,6 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
     if not os.path.exists(f"{_PKI}/ca.crt") or not os.path.exists(kubeconfig.ADMIN):
         raise MachineProblem("this machine is no control plane", "one that kubeadm made", "select control planes")
     machine_ledger = ledger.load()
-    if machine_ledger.etcd_restore:
-        raise MachineProblem(
-            "a restore of etcd has stopped this control plane",
-            "a control plane in use",
-            "finish `gpunodes etcd restore`, or reset this machine and join it again",
-        )
     report = Report()
     for name in static_pods.heal(machine_ledger, check):
         report.add(f"start {name}, which an interrupted run stopped")

@@ -225,27 +225,28 @@ def _undo(machine_ledger: Ledger, limit_s: float) -> None:
 def _restore(name: str, machine_ledger: Ledger, limit_s: float) -> None:
     """Start a static pod with the manifest and the files that it had before."""
     text = disk.read(_kept(name))
-    restores_files = name == drift.API_SERVER and _restore_files()
+    # An interrupted run may have restored the files, and not restarted the server that has read the others.
+    restores_files = name == drift.API_SERVER and os.path.exists(_files())
+    if restores_files:
+        _restore_files()
     if text and (text != compared.manifest(name) or restores_files or not _is_ready(name, compared.address())):
         _restart(name, text, machine_ledger, limit_s)
     machine_ledger.control_plane.pop(name, None)
     machine_ledger.save()
     disk.remove(_kept(name))
+    if restores_files:
+        disk.remove(_files())
 
 
-def _restore_files() -> bool:
-    """Write the API server's earlier files; whether one differed. A file that did not exist is not read by it."""
+def _restore_files() -> None:
+    """Write the API server's earlier files. A file that did not exist is not read by it."""
     try:
         kept = json.loads(disk.read(_files()) or "{}")
     except ValueError:
         kept = {}
-    changed = False
     for path, text in kept.items():
         if text is not None and disk.read(path) != text:
             disk.write(path, text, 0o600)
-            changed = True
-    disk.remove(_files())
-    return changed
 
 
 def _restore_config(machine_ledger: Ledger, limit_s: float) -> None:

@@ -25,7 +25,17 @@ _HEALTH = {"kube-controller-manager": 10257, "kube-scheduler": 10259}
 
 
 def heal(machine_ledger: Ledger, check: bool = False) -> list[str]:
-    """Put manifests back that an interrupted restart left away; returns the names of their pods."""
+    """Put manifests back that an interrupted restart left away; returns the names of their pods.
+
+    Raises MachineProblem if a restore of etcd has stopped this control plane, which starts it itself: an etcd that is
+    started meanwhile has other data.
+    """
+    if machine_ledger.etcd_restore:
+        raise MachineProblem(
+            "a restore of etcd has stopped this control plane",
+            "a control plane in use",
+            "finish `gpunodes etcd restore`, or reset this machine and join it again",
+        )
     names = sorted(machine_ledger.manifests)
     if not check:
         for name in names:

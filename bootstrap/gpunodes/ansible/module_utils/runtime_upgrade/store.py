@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -58,7 +57,7 @@ def download(wanted: Kept) -> None:
     os.makedirs(f"{folder}/partial", mode=0o755, exist_ok=True)
     for name, version in wanted.old.items():
         if (path := file_of(ARCHIVES, name, version)) and not file_of(folder, name, version):
-            shutil.copy(path, folder)
+            disk.copy(path, folder)
     if again := [f"{name}={each}" for name, each in wanted.old.items() if not file_of(folder, name, each)]:
         # A version that no source has any more is an error of apt, too: below all that are missing are named.
         _fetch(folder, "--reinstall", *again)
@@ -72,6 +71,8 @@ def download(wanted: Kept) -> None:
             "the new packages, and the installed ones: without these gpunodes could not go back",
             f"check the package source, which must keep the installed versions, or put these packages into {ARCHIVES}",
         )
+    for name, version in versions:
+        disk.flush(file_of(folder, name, version))
     tree.remove(f"{folder}/partial")
     disk.remove(f"{folder}/lock")
     disk.write(f"{folder}/{_LIST}", json.dumps(asdict(wanted), indent=1, sort_keys=True) + "\n", 0o644)

@@ -45,7 +45,7 @@ def command(
     Exit code 3 when it did not end well on all machines: `gpunodes rollout resume` continues.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.operations import checked, gpu_upgrade_plan
+    from gpunodes.operations import checked, gpu_upgrade_plan, switched_off
     from gpunodes.operations.rolling import commands, upgrades
     from gpunodes.views import gpu_upgrade as view_of
     from gpunodes.views import text
@@ -58,7 +58,8 @@ def command(
     work = upgrades.DriverUpgrade(inventory, driver, reboot=reboot == "if-needed")
     view = text.progress()
     try:
-        plan = gpu_upgrade_plan.run(inventory, chosen, view, {"gpunodes_driver_branch": driver})
+        on, off = switched_off.split(inventory, chosen)
+        plan = gpu_upgrade_plan.run(inventory, on, view, {"gpunodes_driver_branch": driver})
     finally:
         view.close()
     terminal.line(view_of.plan(plan), err=True)
@@ -69,10 +70,13 @@ def command(
             "see the plan above; leave the others out",
         )
     names = {each.name for each in plan.machines if each.upgrade and each.upgrade.needed}
-    chosen = [machine for machine in chosen if machine.name in names]
-    if not chosen:
-        terminal.line("all of these machines have this driver")
+    if not names:
+        for name, why in off.items():
+            report(name, f"skipped: {why}")
+        terminal.line("all of these machines have this driver" if on else "all of these machines are off")
         return 0
-    terminal.confirm(f"{len(chosen)} nodes get another driver", yes=rollout_flags.yes)
+    # Those that are off are results of the roll-out: it skips them.
+    chosen = [machine for machine in chosen if machine.name in names or machine.name in off]
+    terminal.confirm(f"{len(names)} nodes get another driver", yes=rollout_flags.yes)
     done = commands.roll_out(fleet, chosen, work, wanted, report, "gpu upgrade")
     return rollout_options.show(done, as_json=as_json)

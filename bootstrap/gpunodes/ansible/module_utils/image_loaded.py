@@ -1,0 +1,84 @@
+"""An image that no registry has, loaded from an archive into the container runtime of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import causes, containers, disk
+from .causes import Program
+from .problem import MachineProblem
+from .process import CommandResult, must, run
+from .report import Difference, Report
+
+_CTR = ("ctr", "--namespace=k8s.io")
+_LOAD_LIMIT_S = 600
+_PINNED = "io.cri-containerd.pinned=pinned"
+"""Keeps the kubelet from deleting the image when disk space is short (containerd 1.7 and newer)."""
+
+
+def is_loaded(name: str, digests: Sequence[str]) -> bool:
+    """Whether the runtime has the image: containerd names the digest of its manifest, Docker this or its config's."""
+    return _digest(name) in digests
+
+
+def load(name: str, digests: Sequence[str], archive: str, check: bool) -> Report:
+    """Load an image unless the runtime has it, and delete the archive; raises MachineProblem if that fails."""
+    report = Report()
+    if is_loaded(name, digests):
+        return report
+    report.add(f"load {name}", Difference("images", {name: _digest(name) or "missing"}, {name: digests[0]}))
+    if check:
+        return report
+    try:
+        if containers.is_docker():
+            done = run(["docker", "load", "--quiet", f"--input={archive}"], _LOAD_LIMIT_S)
+        else:
+            done = run([*_CTR, "images", "import", archive], _LOAD_LIMIT_S)
+            run([*_CTR, "images", "label", name, _PINNED])
+    finally:
+        disk.remove(archive)
+    if not is_loaded(name, digests):
+        raise MachineProblem(
+            f"the image {name} cannot be loaded: {causes.of(Program.IMAGE, done.text).found}",
+            "an archive that `make image` built, for this machine's architecture",
+            "build it again, then run the command again",
+            done.text,
+        )
+    return report
+
+
+def remove(repository: str, check: bool) -> Report:
+    """Remove all images of a repository."""
+    report = Report()
+    for name in (each for each in _names() if each.rpartition(":")[0] == repository):
+        report.add(f"remove {name}", Difference("images", {name: "present"}, {}))
+        if not check:
+            # A pod that is ending may still use it.
+            docker = ["docker", "image", "rm", "--force", name]
+            must(docker if containers.is_docker() else [*_CTR, "images", "rm", "--sync", name])
+    return report
+
+
+def _digest(name: str) -> str:
+    """The digest of an image, "" for none."""
+    if containers.is_docker():
+        return run(["docker", "image", "inspect", "--format={{.Id}}", name]).out.strip()
+    rows = [line.split() for line in _listed([*_CTR, "images", "ls", f"name=={name}"])]
+    return next((row[2] for row in rows if row[:1] == [name] and len(row) > 2), "")  # noqa: PLR2004 - the third column
+
+
+def _names() -> list[str]:
+    if containers.is_docker():
+        return _listed(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}"])
+    return _listed([*_CTR, "images", "ls", "--quiet"])
+
+
+def _listed(argv: Sequence[str]) -> list[str]:
+    done: CommandResult = run(argv, 60)
+    if not done.ok:
+        raise MachineProblem(
+            f"the container runtime does not list its images: {causes.of(Program.IMAGE, done.text).found}",
+            "a container runtime that responds",
+            "see `systemctl status containerd` (or docker), then run the command again",
+        )
+    return done.out.splitlines()

@@ -1,0 +1,200 @@
+"""Which machines are switched on, what the autoscaler is told of them, and what becomes of each. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpunodes.autoscale import nodes
+from gpunodes.autoscale.nodes import SeenNode
+from gpunodes.autoscale.plan import NodeShape, Plan
+from gpunodes.autoscale.state import COUNTED, MachineState, Phase
+
+RETRY_S = 1800.0
+"""Seconds after which a machine that did not start is tried again."""
+UNUSED_S = 30 * 86400.0
+"""Each machine is on at least once in this time: its kubelet renews its certificate only while it runs.
+
+The certificate of kubeadm's clusters lasts a year, and the kubelet renews it in the last 10 to 30 % of that, in 36 days
+or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet", and kubeadm's certificates.
+"""
+ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
+_GRACE = 1.2
+"""The autoscaler gives a start up after ``boot_s``; this server does so itself if the autoscaler does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is known at one moment; ``now`` is in seconds since 1970."""
+
+    plan: Plan
+    states: Mapping[str, MachineState]
+    nodes: Mapping[str, SeenNode] = field(default_factory=dict)
+    """The nodes of the plan's machines, by name."""
+    now: float = 0.0
+
+    def phase(self, name: str) -> Phase | None:
+        """The phase of a machine; None if it is not yet known."""
+        state = self.states.get(name)
+        return state.phase if state else None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size of a pool as the autoscaler is told."""
+
+    least: int
+    most: int
+    target: int
+
+
+def size(world: World, pool: str) -> Size:
+    """The limits of a pool and its present target; machines that cannot be switched on reduce its limits."""
+    planned = world.plan.pools[pool]
+    names = world.plan.of_pool[pool]
+    target = sum(is_counted(world, name) for name in names)
+    usable = sum(not unusable(world, name) for name in names)
+    most = min(planned.most, usable)
+    # A limit below the target would have the autoscaler do nothing at all with the pool.
+    return Size(min(planned.least, most), max(most, target), target)
+
+
+def is_counted(world: World, name: str) -> bool:
+    """Whether a machine counts in the size of its pool: it is starting, or has a node."""
+    phase = world.phase(name)
+    return phase is Phase.STARTING or (phase in COUNTED and name in world.nodes)
+
+
+def unusable(world: World, name: str) -> str:
+    """Why a machine gets no pods by being switched on, "" if it does."""
+    state, found = world.states.get(name), world.nodes.get(name)
+    if state is None:
+        return "its power state is not yet known"
+    if state.phase is Phase.BY_HAND:
+        return state.reason
+    if state.phase is Phase.FAILED and world.now - state.since < RETRY_S:
+        return state.error or state.reason
+    marks = state.saved.annotations if state.saved else {}
+    if found is None and "gpunodes.dev/needs-repair" in marks:
+        return f"needs repair: {marks['gpunodes.dev/needs-repair']}"
+    return held(world, name)
+
+
+def held(world: World, name: str) -> str:
+    """Why the autoscaler must leave a node alone, "" if it need not."""
+    found = world.nodes.get(name)
+    if found is None:
+        return ""
+    node = found.node
+    if node.maintenance and node.maintenance.holds(world.now):
+        return f"maintenance: {node.maintenance.described()}"
+    if node.needs_repair:
+        return f"needs repair: {node.needs_repair}"
+    if node.rollout:
+        return "a roll-out works on it"
+    if node.cordoned_by_repair:
+        return "a repair works on it"
+    return "it was cordoned by someone else" if node.cordoned_by_others else ""
+
+
+def to_start(world: World, pool: str, count: int) -> list[str]:
+    """Up to ``count`` machines to switch on: those that failed last, then the least recently used first."""
+
+    def order(name: str) -> tuple[bool, float, str]:
+        state = world.states[name]
+        return state.phase is Phase.FAILED, state.used, name
+
+    off = [
+        name
+        for name in world.plan.of_pool[pool]
+        if world.phase(name) in (Phase.OFF, Phase.FAILED) and name not in world.nodes and not unusable(world, name)
+    ]
+    return sorted(off, key=order)[:count]
+
+
+def unused(world: World) -> list[str]:
+    """Machines that have been off for too long; at most one for each pool that has none starting."""
+    found = []
+    for pool, names in world.plan.of_pool.items():
+        if size(world, pool).target >= world.plan.pools[pool].most:
+            continue
+        if any(world.phase(name) is Phase.STARTING for name in names):
+            continue
+        old = [name for name in to_start(world, pool, len(names)) if world.now - world.states[name].used > UNUSED_S]
+        found += old[:1]
+    return found
+
+
+def template(world: World, pool: str) -> NodeShape:
+    """What a pod would see of a new node of a pool: as a node of it was seen last, else as planned."""
+    names = world.plan.of_pool[pool]
+    for name in names:
+        state = world.states.get(name)
+        if state and state.saved and state.saved.shape.capacity:
+            return _without_marks(state.saved.shape)
+    if not names:
+        return NodeShape({}, (), {})
+    return world.plan.machines[names[0]].template
+
+
+def _without_marks(found: NodeShape) -> NodeShape:
+    """A shape without the marks of one machine's repair."""
+    labels = {key: text for key, text in found.labels.items() if not key.startswith("gpunodes.dev/needs-repair")}
+    return NodeShape(
+        labels,
+        [each for each in found.taints if not each["key"].startswith("gpunodes.dev/needs-repair")],
+        found.capacity,
+    )
+
+
+def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, MachineState]]:
+    """The state of each machine that has none yet, from its node and its BMC; ``is_on`` lacks machines not asked."""
+    for name in world.plan.machines:
+        if name in world.states:
+            continue
+        if name in world.nodes:
+            yield name, MachineState(Phase.ON, world.now, "it has a node", used=world.now)
+        elif name in is_on and not is_on[name]:
+            yield name, MachineState(Phase.OFF, world.now, "it was found off, without a node", used=world.now)
+        elif name in is_on:
+            yield (
+                name,
+                MachineState(Phase.BY_HAND, world.now, ON_WITHOUT_NODE),
+            )
+
+
+def observed(world: World, name: str) -> MachineState:
+    """The state of a machine after a look at its node; the same object if nothing follows from it."""
+    state, found = world.states[name], world.nodes.get(name)
+    if found is None:
+        # Whether it is on is asked of its BMC when it is needed next.
+        gone = dataclasses.replace(
+            state, phase=Phase.OFF, since=world.now, reason="its node was deleted by someone else", used=world.now
+        )
+        return gone if state.phase is Phase.ON else state
+    reason = ""
+    if state.phase is Phase.STARTING and not found.is_starting and not nodes.not_in_service(found, _resources(state)):
+        reason = "its node is in service"
+    elif state.phase in (Phase.OFF, Phase.FAILED, Phase.BY_HAND) and found.node.ready:
+        reason = "switched on by someone else"
+    if reason:
+        state = dataclasses.replace(state, phase=Phase.ON, since=world.now, reason=reason, error="", used=world.now)
+    if state.phase is Phase.ON and not found.is_starting and not nodes.not_in_service(found, {}):
+        saved = found.saved()
+        return state if saved == state.saved else dataclasses.replace(state, saved=saved)
+    return state
+
+
+def _resources(state: MachineState) -> Mapping[str, str]:
+    return state.saved.shape.capacity if state.saved else {}
+
+
+def overdue(world: World) -> Sequence[str]:
+    """Machines that did not start in time, and that the autoscaler has not given up."""
+    limit = world.plan.boot_s * _GRACE
+    return [
+        name
+        for name, state in world.states.items()
+        if name in world.plan.machines and state.phase is Phase.STARTING and world.now - state.since > limit
+    ]

@@ -1,0 +1,145 @@
+"""Nodes as the power server needs them, and what it changes on them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunodes.ansible.module_utils import devices
+from gpunodes.autoscale.plan import NodeShape
+from gpunodes.autoscale.state import SavedNode
+from gpunodes.engine.cluster import nodes
+from gpunodes.engine.cluster.marks import Patch
+from gpunodes.repair.policy import Node
+
+KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID")
+PROVIDER = "gpunodes://"
+STARTING = "gpunodes.dev/starting"
+"""Taint of a node that has registered, but is not in service yet."""
+STOPPING = "gpunodes.dev/stopping"
+"""Taint of a node whose machine is about to be switched off: the autoscaler takes its own away when it starts anew."""
+DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+"""Annotation with which the autoscaler leaves a node alone."""
+_MARK = "gpunodes.dev/autoscaler-disabled"
+"""Annotation: DISABLED was set by this server, not by a user."""
+# What the kubelet, the network add-on, the node controller and the autoscaler write themselves.
+_LABELS_OF_OTHERS = ("kubernetes.io/", "beta.kubernetes.io/")
+_ANNOTATIONS_OF_OTHERS = (
+    "node.alpha.kubernetes.io/",
+    "volumes.kubernetes.io/",
+    "csi.volume.kubernetes.io/",
+    "flannel.alpha.coreos.com/",
+    "kubeadm.alpha.kubernetes.io/",
+    "cluster-autoscaler.kubernetes.io/",
+    "alpha.kubernetes.io/",
+    _MARK,
+)
+_TAINTS_OF_OTHERS = ("node.kubernetes.io/", "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler")
+_RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """A node as the API has it."""
+
+    node: Node
+    provider: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    taints: Sequence[Mapping[str, str]]
+    resources: Mapping[str, str]
+    """Its allocatable resources that pods ask for."""
+
+    @property
+    def is_starting(self) -> bool:
+        return any(taint["key"] == STARTING for taint in self.taints)
+
+    def saved(self) -> SavedNode:
+        """What is given back to it when it registers anew."""
+        labels = {key: text for key, text in self.labels.items() if not key.startswith(_LABELS_OF_OTHERS)}
+        notes = {key: text for key, text in self.annotations.items() if not key.startswith(_ANNOTATIONS_OF_OTHERS)}
+        taints = [
+            dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING, STOPPING))
+        ]
+        return SavedNode(NodeShape(labels, taints, dict(self.resources)), notes)
+
+
+def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
+    """The node of an object of the API; None for an object that cannot be read."""
+    try:
+        metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+        taints = [
+            {"key": str(each["key"]), "value": str(each.get("value") or ""), "effect": str(each["effect"])}
+            for each in spec.get("taints") or ()
+        ]
+        offered = status.get("allocatable") or {}
+        wanted = {*_RESOURCES, *devices.counts(offered)}
+        return SeenNode(
+            nodes.parse(item, pool_label),
+            str(spec.get("providerID") or ""),
+            {str(key): str(text) for key, text in (metadata.get("labels") or {}).items()},
+            {str(key): str(text) for key, text in (metadata.get("annotations") or {}).items()},
+            taints,
+            {name: str(offered[name]) for name in sorted(wanted) if name in offered},
+        )
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
+def restored(found: SeenNode, saved: SavedNode) -> Patch | None:
+    """The patch that gives a node that registered anew what it had before; None if it has all of it."""
+    labels = {key: text for key, text in saved.shape.labels.items() if key not in found.labels}
+    notes = {key: text for key, text in saved.annotations.items() if key not in found.annotations}
+    present = {(taint["key"], taint["effect"]) for taint in found.taints}
+    missing = [dict(each) for each in saved.shape.taints if (each["key"], each["effect"]) not in present]
+    if not labels and not notes and not missing:
+        return None
+    patch: Patch = {"metadata": {"labels": labels, "annotations": notes}}
+    if missing:
+        patch["spec"] = {"taints": [*map(dict, found.taints), *missing]}
+    return patch
+
+
+def stopping(found: SeenNode) -> Patch | None:
+    """The patch that keeps new pods off a node that is about to go; None if it has the taint."""
+    if any(each["key"] == STOPPING for each in found.taints):
+        return None
+    return {"spec": {"taints": [*map(dict, found.taints), {"key": STOPPING, "effect": "NoSchedule"}]}}
+
+
+def stays(found: SeenNode) -> Patch:
+    """The patch that undoes ``stopping``."""
+    return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STOPPING]}}
+
+
+def lifted(found: SeenNode) -> Patch:
+    """The patch that takes the starting taint away."""
+    return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STARTING]}}
+
+
+def kept_on(found: SeenNode, why: str) -> Patch | None:
+    """The patch with which the autoscaler leaves a node alone for ``why``, or no longer for ""; None for no change.
+
+    An annotation that a user set stays.
+    """
+    own, is_set = _MARK in found.annotations, DISABLED in found.annotations
+    if why and not is_set:
+        return {"metadata": {"annotations": {DISABLED: "true", _MARK: why}}}
+    if not why and own:
+        return {"metadata": {"annotations": {DISABLED: None, _MARK: None}}}
+    return None
+
+
+def not_in_service(found: SeenNode, expected: Mapping[str, str]) -> str:
+    """Why a node that registered is not in service yet, "" if it is; ``expected`` are the resources it had before."""
+    if not found.node.ready:
+        return "its kubelet is not ready"
+    offered = devices.counts(found.resources)
+    for name, count in devices.counts(expected).items():
+        if offered.get(name, 0) < count:
+            return f"it offers {offered.get(name, 0)} of {count} {name}"
+    labelled = found.node.labelled or 0
+    if sum(offered.values()) < labelled:
+        return f"it offers {sum(offered.values())} of {labelled} GPUs"
+    return ""

@@ -1,0 +1,130 @@
+"""The plan of the power server: pools, machines and time limits, as `gpunodes autoscale up` writes it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunodes import shape
+from gpunodes.errors import WrongInput
+from gpunodes.identity.model import MachineIdentity
+from gpunodes.shape import Many, Named, Optional, Pattern
+
+VERSION = 1
+_MACHINES = 1000
+"""Maximum number of machines: their states must fit into one ConfigMap, which has at most 1 MiB."""
+_NAME = Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_LABEL = Pattern("a pool", r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_TEXTS = Named(str, 1000)
+TAINT = {"key": str, "value": Optional(str), "effect": str}
+TEMPLATE = {"labels": _TEXTS, "taints": Many(TAINT, 100), "capacity": _TEXTS}
+_SHAPE = {
+    "version": int,
+    "idle_s": float,
+    "boot_s": float,
+    "scan_s": float,
+    "pools": Named({"min": int, "max": int, "priority": int}, 1000, _LABEL),
+    "machines": Named(
+        {
+            "pool": _LABEL,
+            "bmc": Named(str, 20, Pattern("a setting", r"gpunodes_bmc_[a-z_]+")),
+            "identity": {"uuid": str, "serial": str, "macs": Many(str, 64)},
+            "template": TEMPLATE,
+        },
+        _MACHINES,
+        _NAME,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool that scales: how many of its machines may be on, and how early it is chosen."""
+
+    name: str
+    least: int
+    most: int
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """What a pod sees of a node: labels, taints, and resources as Kubernetes writes quantities."""
+
+    labels: Mapping[str, str]
+    taints: Sequence[Mapping[str, str]]
+    capacity: Mapping[str, str]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON's types."""
+        return {
+            "labels": dict(self.labels),
+            "taints": [dict(each) for each in self.taints],
+            "capacity": dict(self.capacity),
+        }
+
+
+def node_shape(document: Mapping[str, Any]) -> NodeShape:
+    """The shape of a node from a document of the shape ``TEMPLATE``."""
+    return NodeShape(document["labels"], document["taints"], document["capacity"])
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMachine:
+    """A machine of a pool that scales. Its name is that of its node."""
+
+    name: str
+    pool: str
+    bmc: Mapping[str, str]
+    """Its settings gpunodes_bmc_*, without the password."""
+    identity: MachineIdentity
+    template: NodeShape
+    """Its node, if no node of its pool has been seen yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All pools and machines, and time limits in seconds."""
+
+    pools: Mapping[str, Pool]
+    machines: Mapping[str, PlannedMachine]
+    idle_s: float = 600.0
+    """How long a machine is idle before it is switched off."""
+    boot_s: float = 1800.0
+    """How long a machine may take from the order to its node with all GPUs."""
+    scan_s: float = 10.0
+    of_pool: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The names of a pool's machines, sorted."""
+
+
+def parse(document: Any) -> Plan:
+    """The plan that a document describes; raises WrongInput for any other document."""
+    found = shape.wrong(document, _SHAPE)
+    if not found and document["version"] != VERSION:
+        found = f"its version is {document['version']}"
+    if not found:
+        pools = {
+            name: Pool(name, each["min"], each["max"], each["priority"]) for name, each in document["pools"].items()
+        }
+        unknown = sorted({each["pool"] for each in document["machines"].values()} - set(pools))
+        wrong = [each.name for each in pools.values() if not 0 <= each.least <= each.most]
+        found = f"it has no pool {unknown[0]}" if unknown else f"min or max of {wrong[0]} is wrong" if wrong else ""
+    if found:
+        raise WrongInput(
+            f"the plan of the power server is invalid: {found}",
+            "a plan of this gpunodes",
+            "run `gpunodes autoscale up`",
+        )
+    machines = {name: _machine(name, each) for name, each in document["machines"].items()}
+    of_pool = {
+        pool: tuple(sorted(name for name, each in machines.items() if each.pool == pool)) for pool in sorted(pools)
+    }
+    limits = {key: float(document[key]) for key in ("idle_s", "boot_s", "scan_s")}
+    return Plan(pools, machines, of_pool=of_pool, **limits)
+
+
+def _machine(name: str, document: Mapping[str, Any]) -> PlannedMachine:
+    known = document["identity"]
+    identity = MachineIdentity(name, system_uuid=known["uuid"], serial=known["serial"], macs=tuple(known["macs"]))
+    return PlannedMachine(name, document["pool"], document["bmc"], identity, node_shape(document["template"]))

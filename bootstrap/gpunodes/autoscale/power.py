@@ -1,0 +1,120 @@
+"""The machines of the plan and their BMCs: switched on and off while this server holds their Lease."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from gpunodes.autoscale.plan import Plan
+from gpunodes.engine import power as powers
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.machine_control import MachineControl
+from gpunodes.engine.power import Order, PowerProblem, PowerState
+from gpunodes.errors import GpunodesError
+
+SHUTDOWN_S = 300.0
+"""Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
+_PEM = "-----BEGIN"
+_POLL_S = 5.0
+
+
+class AlreadyOn(GpunodesError):  # noqa: N818 - reads as the sentence it makes
+    """A machine that was to be switched on is on: someone else works with it."""
+
+
+class PoweredMachines(Protocol):
+    """The power of machines by name; tests implement it in memory. All methods raise GpunodesError."""
+
+    plan: Plan
+    """The plan whose machines these are; the server replaces it."""
+
+    def state(self, name: str) -> PowerState:
+        """The power state of a machine."""
+
+    def switch_on(self, name: str, *, again: bool) -> None:
+        """Switch a machine on, and see that it is; raises AlreadyOn if it is, unless the order is given ``again``."""
+
+    def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        """Shut a machine down and see that it is off; ``before`` that and ``then``, do both while it is locked."""
+
+
+class BmcMachines:
+    """The machines of a plan. ``passwords`` is a folder with a file for each machine that has a password."""
+
+    def __init__(self, plan: Plan, passwords: Path, leases: Leases, shutdown_s: float = SHUTDOWN_S) -> None:
+        self.plan = plan
+        self._passwords = passwords
+        self._leases = leases
+        self._shutdown_s = shutdown_s
+        self._authorities: dict[str, str] = {}
+
+    def state(self, name: str) -> PowerState:
+        """As ``PoweredMachines`` has it."""
+        return self._bmc(name).state()
+
+    def switch_on(self, name: str, *, again: bool) -> None:
+        """As ``PoweredMachines`` has it."""
+        self._leases.take(name)
+        try:
+            bmc = self._bmc(name)
+            if not again and bmc.state() is PowerState.ON:
+                raise AlreadyOn(f"{name} is on already", "a machine that is off", "")
+            self._leases.confirm(name)
+            powers.change(bmc, Order.ON)
+        finally:
+            self._leases.release_unused(name)
+
+    def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        """As ``PoweredMachines`` has it."""
+        self._leases.take(name)
+        try:
+            bmc = self._bmc(name)
+            before()
+            self._leases.confirm(name)
+            if not self._is_shut_down(bmc):
+                self._leases.confirm(name)
+                powers.change(bmc, Order.OFF)
+                powers.off_within(bmc, self._shutdown_s, _POLL_S)
+            self._leases.confirm(name)
+            then()
+        finally:
+            self._leases.release_unused(name)
+
+    def _bmc(self, name: str) -> powers.Power:
+        """The BMC of a machine, if it is that machine's."""
+        machine = self.plan.machines[name]
+        return MachineControl(name, "", self._settings(name, machine.bmc), 0.0, machine.identity).own_power()
+
+    def _settings(self, name: str, given: Mapping[str, str]) -> dict[str, str]:
+        # Read each time: the kubelet replaces the file when a password was changed.
+        file = self._passwords / name
+        verify = given.get("gpunodes_bmc_verify", "")
+        if verify.startswith(_PEM):
+            given = {**given, "gpunodes_bmc_verify": self._authority(verify)}
+        return {
+            **given,
+            "gpunodes_bmc_password": file.read_text(encoding="utf-8").rstrip("\n") if file.is_file() else "",
+        }
+
+    def _authority(self, text: str) -> str:
+        """The path of a file with a CA: sushy takes no text."""
+        if text not in self._authorities:
+            descriptor, path = tempfile.mkstemp(suffix=".pem")
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(text)
+            self._authorities[text] = path
+        return self._authorities[text]
+
+    def _is_shut_down(self, bmc: powers.Power) -> bool:
+        """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""
+        if bmc.state() is not PowerState.OFF:
+            try:
+                bmc.order(Order.SHUTDOWN)
+            except PowerProblem as problem:
+                if problem.trouble is not powers.Trouble.REFUSED:
+                    raise
+                return False
+        return powers.off_within(bmc, self._shutdown_s, _POLL_S)

@@ -1,0 +1,383 @@
+"""The power server: the answers to the autoscaler, and what is done to machines between them.
+
+Answers come from memory; an order is written to the cluster before it is carried out, by a thread of its own. So a
+server that was killed goes on where it was: it reads the orders, and repeats those whose end it does not see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from gpunodes.autoscale import decisions, emptying, nodes
+from gpunodes.autoscale.decisions import Size, World
+from gpunodes.autoscale.emptying import StillUsed
+from gpunodes.autoscale.nodes import SeenNode
+from gpunodes.autoscale.plan import NodeShape, Plan
+from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
+from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.autoscale.store import Overtaken, Store
+from gpunodes.engine.power import PowerState
+from gpunodes.errors import GpunodesError, sentence
+from gpunodes.identity.values import same_uuid
+
+log = logging.getLogger(__name__)
+_ORDERS_AT_ONCE = 16
+AGAIN_S = 60.0
+"""Seconds after which an order that failed, or a question to a BMC, is repeated."""
+
+
+class NotPossible(GpunodesError):  # noqa: N818 - reads as the sentence it makes
+    """The autoscaler asked for what cannot be done now."""
+
+
+class PowerServer:
+    """All methods may be called from any thread. Those for the autoscaler raise NotPossible."""
+
+    def __init__(
+        self, plan: Plan, store: Store, machines: PoweredMachines, now: Callable[[], float] = time.time
+    ) -> None:
+        self.plan = plan
+        self._store = store
+        self._machines = machines
+        self._now = now
+        self._states: dict[str, MachineState] = {}
+        self._nodes: dict[str, SeenNode] = {}
+        self._mutex = threading.RLock()
+        self._orders = ThreadPoolExecutor(_ORDERS_AT_ONCE, thread_name_prefix="order")
+        self._busy: set[str] = set()
+        self._tried: dict[str, float] = {}
+        """When the last order or question about a machine ended, by the monotonic clock."""
+        self._not_ready: dict[str, float] = {}
+        """Since when the node of a machine in service is not ready, by ``now``."""
+        self.overtaken = ""
+        """Why this server must end, "" while it need not."""
+
+    # For the autoscaler
+
+    def size(self, pool: str) -> Size:
+        """The size of a pool."""
+        with self._mutex:
+            self._known(pool)
+            return decisions.size(self._world(), pool)
+
+    def pool_of(self, provider: str) -> str:
+        """The pool of a node with a provider id, "" for a node of no pool that scales."""
+        machine = self.plan.machines.get(provider.removeprefix(nodes.PROVIDER))
+        return machine.pool if machine and provider.startswith(nodes.PROVIDER) else ""
+
+    def instances(self, pool: str) -> Sequence[tuple[str, MachineState]]:
+        """The machines of a pool that are on or change, with their states."""
+        with self._mutex:
+            self._known(pool)
+            world = self._world()
+            shown = (Phase.STOPPING, Phase.GIVING_UP)
+            return [
+                (name, self._states[name])
+                for name in self.plan.of_pool[pool]
+                if decisions.is_counted(world, name) or (world.phase(name) in shown and name in self._nodes)
+            ]
+
+    def template(self, pool: str) -> NodeShape:
+        """What pods would see of a new node of a pool."""
+        with self._mutex:
+            self._known(pool)
+            return decisions.template(self._world(), pool)
+
+    def increase(self, pool: str, count: int) -> None:
+        """Switch on machines of a pool."""
+        with self._mutex:
+            self._known(pool)
+            names = decisions.to_start(self._world(), pool, count)
+            if len(names) < count:
+                raise NotPossible(
+                    f"the pool {pool} has {len(names)} machines that can be switched on",
+                    f"{count}",
+                    "see `gpunodes autoscale status`",
+                )
+            self._start(names, "a pod waits for it")
+
+    def delete(self, pool: str, providers: Sequence[str]) -> None:
+        """Switch off machines whose nodes the autoscaler has drained, or that did not start; all of them or none."""
+        with self._mutex:
+            self._known(pool)
+            world, changes = self._world(), {}
+            for provider in providers:
+                name = provider.removeprefix(nodes.PROVIDER)
+                if self.pool_of(provider) != pool or name not in self._states:
+                    raise NotPossible(f"{provider} is no machine of the pool {pool}", "", "")
+                state = self._states[name]
+                if why := decisions.held(world, name):
+                    raise NotPossible(f"{name} stays on: {why}", "a node that nobody holds", "")
+                if state.phase is Phase.ON:
+                    changes[name] = self._changed(state, Phase.STOPPING, "nothing needs it")
+                elif state.phase is Phase.STARTING:
+                    why = state.error or f"it had no node with all GPUs within {self.plan.boot_s:.0f} s"
+                    changes[name] = self._changed(state, Phase.GIVING_UP, why)
+                elif state.phase is Phase.BY_HAND:
+                    raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
+            self._stop(changes)
+
+    def decrease(self, pool: str, count: int) -> None:
+        """Give up starts whose machines have no node yet."""
+        with self._mutex:
+            self._known(pool)
+            starting = [
+                name
+                for name in self.plan.of_pool[pool]
+                if self._states.get(name) and self._states[name].phase is Phase.STARTING and name not in self._nodes
+            ]
+            if len(starting) < count:
+                raise NotPossible(f"the pool {pool} has {len(starting)} machines that start", f"{count}", "")
+            changed = {
+                name: self._changed(self._states[name], Phase.STOPPING, "it is needed no longer")
+                for name in sorted(starting, key=lambda name: -self._states[name].since)[:count]
+            }
+            self._stop(changed)
+
+    def _known(self, pool: str) -> None:
+        if pool not in self.plan.pools:
+            raise NotPossible(f"there is no pool {pool}", ", ".join(sorted(self.plan.pools)), "")
+
+    # Between the answers
+
+    def begin(self) -> None:
+        """Read the states that the last server left."""
+        with self._mutex:
+            found = self._store.states()
+            self._states = {name: each for name, each in found.items() if name in self.plan.machines}
+            if gone := sorted(set(found) - set(self.plan.machines)):
+                # A machine that left its pool is nobody's to switch.
+                self._store.write(dict.fromkeys(gone))
+        self.look()
+
+    def replan(self, plan: Plan) -> None:
+        """Go on with another plan: machines that are in it no longer are forgotten, and stay as they are."""
+        with self._mutex:
+            self.plan = self._machines.plan = plan
+            gone = [name for name in self._states if name not in plan.machines]
+            if gone:
+                self._store.write(dict.fromkeys(gone))
+                for name in gone:
+                    del self._states[name]
+
+    def look(self) -> None:
+        """Look at all nodes, change what follows from them, and repeat orders that did not end."""
+        found = self._store.seen_nodes()
+        asked = self._ask_unknown(found)
+        with self._mutex:
+            self._nodes = {
+                name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
+            }
+            self._update(dict(decisions.adopted(self._world(), asked)))
+            world = self._world()
+            self._update({
+                name: after
+                for name, before in self._states.items()
+                if (after := decisions.observed(world, name)) is not before
+            })  # fmt: skip
+            world = self._world()
+            for name in decisions.overdue(world):
+                why = self._states[name].error or f"it had no node with all GPUs within {self.plan.boot_s:.0f} s"
+                self._stop({name: self._changed(self._states[name], Phase.GIVING_UP, why)})
+            self._start(
+                decisions.unused(self._world()), "it was off for 30 days: its certificate is renewed while it is on"
+            )
+            repeated = [name for name in self._states if self._is_left(name)]
+        for name in repeated:
+            self._submit(name, again=True)
+        for name, each in list(self._nodes.items()):
+            self._mark(name, each)
+        self._notice_switched_off()
+
+    def _is_own(self, name: str, found: SeenNode) -> bool:
+        """Whether a node is that of the plan's machine with its name; another one is left alone."""
+        known = self.plan.machines[name].identity.system_uuid
+        if found.provider != nodes.PROVIDER + name or same_uuid(known, found.node.system_uuid) is False:
+            if name not in self._nodes or self._tried.get(f"foreign {name}") is None:
+                log.warning("%s: its node is of another machine or was not joined for this: it is left alone", name)
+                self._tried[f"foreign {name}"] = time.monotonic()
+            return False
+        return True
+
+    def _ask_unknown(self, found: Mapping[str, SeenNode]) -> dict[str, bool]:
+        """Whether machines without a node and a state are on, as far as their BMCs respond."""
+        with self._mutex:
+            unknown = [
+                name
+                for name in self.plan.machines
+                if name not in self._states and name not in found and self._is_due(name)
+            ]
+        answers = dict(zip(unknown, self._orders.map(self._ask, unknown), strict=True))
+        return {
+            name: answer is PowerState.ON
+            for name, answer in answers.items()
+            if answer in (PowerState.ON, PowerState.OFF)
+        }
+
+    def _ask(self, name: str) -> PowerState:
+        try:
+            return self._machines.state(name)
+        except GpunodesError as error:
+            log.warning("%s: %s", name, sentence(error))
+            return PowerState.UNKNOWN
+        finally:
+            self._tried[name] = time.monotonic()
+
+    def _is_due(self, name: str) -> bool:
+        return time.monotonic() - self._tried.get(name, -AGAIN_S) >= AGAIN_S
+
+    def _is_left(self, name: str) -> bool:
+        """Whether an order of a machine did not end and is not carried out at present."""
+        phase = self._states[name].phase
+        unfinished = phase in (Phase.STOPPING, Phase.GIVING_UP) or (phase is Phase.STARTING and name not in self._tried)
+        return unfinished and name not in self._busy and self._is_due(name)
+
+    def _mark(self, name: str, found: SeenNode) -> None:
+        """Give a node back what it had, lift its taint when it is in service, and mark it while others hold it."""
+        with self._mutex:
+            state, world = self._states.get(name), self._world()
+            why = decisions.held(world, name)
+        if state is None or state.phase in (Phase.STOPPING, Phase.GIVING_UP):
+            return
+        saved = state.saved
+        try:
+            if found.is_starting and saved and nodes.restored(found, saved):
+                self._store.change(name, lambda node: nodes.restored(node, saved))
+            expected = saved.shape.capacity if saved else self.plan.machines[name].template.capacity
+            if found.is_starting and not nodes.not_in_service(found, expected):
+                self._store.change(name, nodes.lifted)
+                self._store.event(name, "InService", "all its GPUs are offered: pods may use it", warning=False)
+            if nodes.kept_on(found, why):
+                self._store.change(name, lambda node: nodes.kept_on(node, why))
+        except GpunodesError as error:
+            log.warning("%s: %s", name, sentence(error))
+
+    def _notice_switched_off(self) -> None:
+        """Machines in service that someone else switched off."""
+        now = self._now()
+        with self._mutex:
+            bad = [
+                name
+                for name, each in self._nodes.items()
+                if not each.node.ready and (state := self._states.get(name)) and state.phase is Phase.ON
+            ]
+            self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
+            due = [name for name in bad if now - self._not_ready[name] >= AGAIN_S and self._is_due(name)]
+        for name, answer in zip(due, self._orders.map(self._ask, due), strict=True):
+            with self._mutex:
+                if answer is PowerState.OFF and self._states[name].phase is Phase.ON:
+                    reason = "it was switched off by someone else, and stays off until it is switched on"
+                    self._update({name: self._changed(self._states[name], Phase.BY_HAND, reason)})
+
+    # Orders
+
+    def _start(self, names: Sequence[str], reason: str) -> None:
+        self._update(
+            {name: self._changed(self._states[name], Phase.STARTING, reason, used=self._now()) for name in names}
+        )
+        for name in names:
+            self._tried.pop(name, None)
+            self._submit(name)
+
+    def _stop(self, changes: Mapping[str, MachineState]) -> None:
+        changed = {}
+        for name, state in changes.items():
+            found = self._nodes.get(name)
+            in_service = found and not found.is_starting and found.node.ready
+            changed[name] = dataclasses.replace(state, saved=found.saved() if found and in_service else state.saved)
+        self._update(changed)
+        for name in changed:
+            self._submit(name)
+
+    def _submit(self, name: str, *, again: bool = False) -> None:
+        with self._mutex:
+            if name in self._busy:
+                return
+            self._busy.add(name)
+        self._orders.submit(self._carry_out, name, again=again)
+
+    def _carry_out(self, name: str, *, again: bool) -> None:
+        """Carry out the order that a machine's state is; an order that fails stays, with its error."""
+        with self._mutex:
+            state, found = self._states[name], self._nodes.get(name)
+        try:
+            if state.phase is Phase.STARTING:
+                self._machines.switch_on(name, again=again)
+                self._store.event(name, "SwitchedOn", state.reason, warning=False)
+            elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
+                boot_id = found.node.boot_id if found else ""
+                self._machines.switch_off(
+                    name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
+                )
+                ended = Phase.FAILED if state.phase is Phase.GIVING_UP else Phase.OFF
+                error = state.reason if ended is Phase.FAILED else ""
+                used = state.used if error else self._now()
+                self._end(name, state.phase, self._changed(state, ended, state.reason, error, used))
+                self._store.event(name, "SwitchedOff", state.reason, warning=ended is Phase.FAILED)
+        except StillUsed as error:
+            log.warning("%s: %s", name, sentence(error))
+            self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
+        except AlreadyOn:
+            self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.ON_WITHOUT_NODE))
+        except Exception as error:  # one odd machine must not end a thread without a word
+            log.warning("%s: %s", name, sentence(error))
+            self._end(name, state.phase, dataclasses.replace(state, error=sentence(error)))
+        finally:
+            with self._mutex:
+                self._tried[name] = time.monotonic()
+                self._busy.discard(name)
+
+    def _empty(self, name: str) -> None:
+        """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""
+        found = self._store.seen_node(name)
+        if found is None:
+            return
+        if not self._is_own(name, found):
+            raise StillUsed("its node is that of another machine")
+        with self._mutex:
+            why = decisions.held(dataclasses.replace(self._world(), nodes={name: found}), name)
+        if why:
+            raise StillUsed(why)
+        emptying.keep_empty(self._store, name)
+
+    def _end(self, name: str, phase: Phase, after: MachineState) -> None:
+        """Write what became of an order, unless the machine has another one by now."""
+        with self._mutex:
+            if self._states[name].phase is not phase:
+                return
+            if after.phase in (Phase.OFF, Phase.FAILED):
+                self._nodes.pop(name, None)
+            try:
+                self._update({name: after})
+            except GpunodesError as error:
+                # It is repeated: what it did is done already.
+                log.warning("%s: %s", name, sentence(error))
+
+    # States
+
+    def _world(self) -> World:
+        return World(self.plan, self._states, self._nodes, self._now())
+
+    def _changed(
+        self, state: MachineState, phase: Phase, reason: str, error: str = "", used: float | None = None
+    ) -> MachineState:
+        used = state.used if used is None else used
+        return dataclasses.replace(state, phase=phase, since=self._now(), reason=reason, error=error, used=used)
+
+    def _update(self, changes: Mapping[str, MachineState]) -> None:
+        """Write states, and know them from then on."""
+        if not changes:
+            return
+        try:
+            self._store.write(changes)
+        except Overtaken as error:
+            self.overtaken = sentence(error)
+            raise
+        self._states.update(changes)
+        for name, each in changes.items():
+            log.info("%s: %s: %s", name, each.phase.value, each.error or each.reason)

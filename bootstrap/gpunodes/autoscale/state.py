@@ -1,0 +1,105 @@
+"""What the power server remembers of each machine: one JSON text for each, in a ConfigMap. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpunodes import shape
+from gpunodes.autoscale.plan import TEMPLATE, NodeShape, node_shape
+from gpunodes.model import printable
+from gpunodes.shape import Maybe, Named, one_of
+
+_MAX_TEXT = 300
+"""Characters of a reason or an error that are kept."""
+
+
+class Phase(StrEnum):
+    """What the power server does with a machine."""
+
+    OFF = "off"
+    """It is off because nothing needs it; it has no node."""
+    STARTING = "starting"
+    """It was switched on; its node is not in service yet."""
+    ON = "on"
+    """Its node is in service."""
+    STOPPING = "stopping"
+    """Its node is drained; it is shut down, and its node is deleted afterwards."""
+    GIVING_UP = "giving-up"
+    """It did not come into service; it is switched off again."""
+    FAILED = "failed"
+    """It did not come into service, or its BMC refused; it is tried again later."""
+    BY_HAND = "by-hand"
+    """Someone else switched it off: it stays off until someone switches it on."""
+
+
+COUNTED = frozenset({Phase.STARTING, Phase.ON, Phase.BY_HAND})
+"""Phases in which a machine counts in the size of its pool, if it is starting or has a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedNode:
+    """What a node loses when it is deleted while its machine is off."""
+
+    shape: NodeShape
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """Times are seconds since 1970."""
+
+    phase: Phase
+    since: float
+    reason: str = ""
+    error: str = ""
+    """What went wrong last, "" while nothing did."""
+    used: float = 0.0
+    """When it was last in service, or switched on; 0 if never."""
+    saved: SavedNode | None = None
+
+    def text(self) -> str:
+        """As it is stored."""
+        saved = None
+        if self.saved:
+            saved = {**self.saved.shape.document(), "annotations": dict(self.saved.annotations)}
+        return json.dumps({
+            "phase": self.phase.value,
+            "since": round(self.since),
+            "reason": printable(self.reason)[:_MAX_TEXT],
+            "error": printable(self.error)[:_MAX_TEXT],
+            "used": round(self.used),
+            "saved": saved,
+        })  # fmt: skip
+
+
+_SHAPE = {
+    "phase": one_of(*Phase),
+    "since": float,
+    "reason": str,
+    "error": str,
+    "used": float,
+    "saved": Maybe({**TEMPLATE, "annotations": Named(str, 1000)}),
+}
+
+
+def parse(text: str) -> MachineState | None:
+    """The state in a text; None for a text that is none: then the machine counts as not yet known."""
+    try:
+        document: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if shape.wrong(document, _SHAPE):
+        return None
+    saved = document["saved"]
+    return MachineState(
+        Phase(document["phase"]),
+        float(document["since"]),
+        document["reason"],
+        document["error"],
+        float(document["used"]),
+        SavedNode(node_shape(saved), saved["annotations"]) if saved else None,
+    )

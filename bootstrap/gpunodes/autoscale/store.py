@@ -1,0 +1,92 @@
+"""What the power server reads and writes in the cluster: nodes, and the states of its machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpunodes.autoscale import nodes, state
+from gpunodes.autoscale.nodes import SeenNode
+from gpunodes.autoscale.state import MachineState
+from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import Refused
+from gpunodes.engine.cluster.marks import Patch
+from gpunodes.engine.cluster.nodes import path
+from gpunodes.errors import GpunodesError
+from gpunodes.repair.switched_off import CONFIG_MAP as NAME
+
+POOL_LABEL = "gpunodes.dev/pool"
+_MAPS = "/api/v1/namespaces/kube-system/configmaps"
+_MERGE = "application/merge-patch+json"
+
+
+class Overtaken(GpunodesError):  # noqa: N818 - reads as the sentence it makes
+    """Another power server wrote the states: this one must not go on with what it knows."""
+
+
+class Store(Cluster):
+    """The cluster of the power server. The methods raise as those of ``Api``."""
+
+    _version = ""
+
+    def states(self, *, create: bool = True) -> dict[str, MachineState]:
+        """The states of all machines; the ConfigMap is created if it does not exist, unless ``create`` is false."""
+        found = self._find(f"{_MAPS}/{NAME}")
+        if found is None and not create:
+            return {}
+        if found is None:
+            labels = {"app.kubernetes.io/managed-by": "gpunodes"}
+            found = self._call("POST", _MAPS, {"metadata": {"name": NAME, "labels": labels}, "data": {}}).body
+        self._version = found["metadata"]["resourceVersion"]
+        data = found.get("data")
+        texts = data if isinstance(data, Mapping) else {}
+        parsed = {str(name): state.parse(str(text)) for name, text in texts.items()}
+        return {name: each for name, each in parsed.items() if each is not None}
+
+    def write(self, changes: Mapping[str, MachineState | None]) -> None:
+        """Write the states of some machines, None to forget one; raises Overtaken if anyone else wrote meanwhile."""
+        patch = {
+            "metadata": {"resourceVersion": self._version},
+            "data": {name: each.text() if each else None for name, each in changes.items()},
+        }
+        try:
+            written = self._call("PATCH", f"{_MAPS}/{NAME}", patch, _MERGE).body
+        except Refused as error:
+            if error.status not in (CONFLICT, NOT_FOUND):
+                raise
+            raise Overtaken(
+                f"another program changed the ConfigMap {NAME}", "one power server", "it starts again and reads it anew"
+            ) from error
+        self._version = written["metadata"]["resourceVersion"]
+
+    def seen_nodes(self) -> dict[str, SeenNode]:
+        """All nodes that can be read, by name, with one request."""
+        response = self._call("GET", "/api/v1/nodes", keep=nodes.KEEP)
+        found = (nodes.seen(item, POOL_LABEL) for item in response.body["items"])
+        return {each.node.name: each for each in found if each is not None}
+
+    def seen_node(self, name: str) -> SeenNode | None:
+        """One node as it is now; None if it does not exist or cannot be read."""
+        found = self._find(path(name))
+        return nodes.seen(found, POOL_LABEL) if found is not None else None
+
+    def change(self, name: str, make: Callable[[SeenNode], Patch | None]) -> None:
+        """Patch a node by what ``make`` returns for its current state; None changes nothing."""
+
+        def patch(item: Mapping[str, Any]) -> Patch | None:
+            found = nodes.seen(item, POOL_LABEL)
+            return make(found) if found else None
+
+        self._change(name, patch)
+
+    def delete_node(self, name: str, boot_id: str) -> None:
+        """Delete a node unless it is of another boot than ``boot_id``, "" for any; a node that is gone is no error."""
+        found = self._find(path(name))
+        if found is None or (boot_id and found["status"].get("nodeInfo", {}).get("bootID") != boot_id):
+            return
+        try:
+            self._call("DELETE", path(name), {"preconditions": {"uid": found["metadata"]["uid"]}})
+        except Refused as error:
+            if error.status not in (NOT_FOUND, CONFLICT):
+                raise

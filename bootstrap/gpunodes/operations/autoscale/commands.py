@@ -1,0 +1,252 @@
+"""Install, show and remove the autoscaler of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpunodes.autoscale import plan as plans
+from gpunodes.autoscale.decisions import World, unusable
+from gpunodes.autoscale.nodes import PROVIDER, SeenNode
+from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.engine import control_planes, events, journal, runner
+from gpunodes.engine.fleet import InventoryFleet, repair_settings
+from gpunodes.engine.leases.held import Leases
+from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
+from gpunodes.model import Event, Machine, Severity, TaskEnded
+from gpunodes.operations import registration
+from gpunodes.operations.autoscale.gathering import Gathered, cluster_settings, gather
+from gpunodes.operations.autoscale.objects import Objects
+from gpunodes.operations.repair.context import Report
+from gpunodes.operations.run import RunOptions, carry_out
+from gpunodes.operations.tracker import RunView
+from gpunodes.planner import autoscale
+
+_PLAYBOOK = "autoscale.yml"
+_READY_S = 300.0
+"""Time limit in seconds for the autoscaler's pod, and for its first look at all machines."""
+_POLL_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMachineStatus:
+    """One machine of a pool that scales."""
+
+    node: str
+    pool: str
+    phase: str
+    """As the power server has it, "unknown" before its first look."""
+    since: float | None = None
+    """In seconds since 1970."""
+    reason: str = ""
+    """Why it is in this phase, or what went wrong."""
+    unusable: str = ""
+    """Why it is not switched on for pods, "" if it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleStatus:
+    """The pools that scale, and their machines."""
+
+    running: bool
+    """Whether the autoscaler's pod is ready."""
+    pools: Mapping[str, Mapping[str, int]]
+    """min, max, and how many machines are on."""
+    machines: Sequence[ScaledMachineStatus] = field(default_factory=list)
+    changes: Sequence[str] = field(default_factory=list)
+    """What `autoscale up` changes, with --dry-run."""
+
+
+@contextlib.contextmanager
+def _connected(fleet: InventoryFleet, command: str) -> Iterator[tuple[Objects, Leases]]:
+    """A session with the API while inside, and the locks of this command; raises NoResponse without one."""
+    given = repair_settings(fleet.settings())
+    with contextlib.ExitStack() as held:
+        session = fleet.session()
+        held.callback(session.close)
+        objects = Objects(session, str(given["gpunodes_repair_pool_label"]))
+        leases = Leases(objects, command)
+        held.callback(leases.close)
+        objects.call_once("GET", "/version")
+        yield objects, leases
+
+
+def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = False) -> AutoscaleStatus:
+    """Install the autoscaler, or bring it to the settings; returns what it does with each machine.
+
+    Raises WrongInput for every machine of a pool that scales which cannot be switched, before anything is changed; Held
+    while another command works on such a machine; GpunodesError for a machine that cannot be prepared, and if the pod
+    does not become ready.
+    """
+    given = cluster_settings(fleet)
+    archive = _archive(given)
+    with _connected(fleet, "autoscale up") as (objects, _):
+        nodes = objects.seen_nodes()
+        states = objects.states(create=False)
+        gathered = gather(fleet, objects, nodes, states)
+        plans.parse(dict(gathered.plan))
+        if dry_run:
+            pools, machines = _pools(gathered.plan, nodes), _machines(gathered.plan, nodes, states)
+            return AutoscaleStatus(objects.is_running(), pools, machines, _changes(gathered, nodes))
+    _register(fleet, [gathered.machines[node] for node in gathered.machines if node in nodes], view)
+    with _connected(fleet, "autoscale up") as (objects, _):
+        report("", "writing the plan, and installing the autoscaler on the control planes")
+        objects.write_plan(gathered.plan, gathered.passwords)
+        _run(fleet, autoscale.role_pools(given, gathered.plan), archive, state="present")
+        report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
+        _wait(objects, gathered)
+        return _status(objects)
+
+
+def status(fleet: InventoryFleet) -> AutoscaleStatus:
+    """What the autoscaler does with each machine; raises WrongInput where there is none."""
+    with _connected(fleet, "autoscale status") as (objects, _):
+        return _status(objects)
+
+
+def down(fleet: InventoryFleet, report: Report) -> AutoscaleStatus:
+    """Remove the autoscaler; machines stay as they are. Returns its last status.
+
+    The states stay while a machine is off, so that `gpunodes health` knows why.
+    """
+    with _connected(fleet, "autoscale down") as (objects, _):
+        before = _status(objects)
+        report("", "removing the autoscaler")
+        _run(fleet, {}, None, state="absent")
+        objects.delete_plan()
+        if all(each.phase == Phase.ON for each in before.machines):
+            objects.delete_states()
+    return before
+
+
+def _archive(given: Mapping[str, Any]) -> Path | None:
+    """The archive with our image; None if the settings name an image. Raises WrongInput if there is neither."""
+    if given["gpunodes_power_image"]:
+        return None
+    from gpunodes import __version__
+
+    path = Path(str(given["gpunodes_power_archive"] or f"gpunodes-image-{__version__}.oci.tar")).expanduser()
+    if not path.is_file():
+        raise WrongInput(
+            f"there is no image of the power server at {path}",
+            "the archive that `make image` builds, in gpunodes_power_archive, or an image in gpunodes_power_image",
+            "build it, or name a registry's image; see `gpunodes help --page scaling`",
+        )
+    return path.absolute()
+
+
+def _register(fleet: InventoryFleet, machines: Sequence[Machine], view: RunView) -> None:
+    """Let machines register their nodes by themselves; raises GpunodesError with the first cause."""
+    if not machines:
+        return
+    done = carry_out(registration.OPERATION, fleet.inventory, machines, view, RunOptions())
+    if done.interrupted:
+        raise Interrupted
+    if done.exit_code is not ExitCode.DONE:
+        causes = [str(finding) for finding in done.findings if finding.severity is Severity.ERROR]
+        causes += [f"{each.name}: {each.cause}" for each in done.machines if each.cause]
+        raise GpunodesError(
+            causes[0] if causes else "the machines could not be prepared",
+            "machines that register their nodes by themselves",
+            f"run the same command again; the log is {done.log}",
+        )
+
+
+def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, *, state: str) -> None:
+    """Run the playbook on all control planes; raises GpunodesError with the first cause."""
+    control = control_planes.choose(fleet.inventory).machine
+    failures: list[TaskEnded] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, TaskEnded) and event.outcome.is_failure:
+            failures.append(event)
+
+    variables = {
+        "autoscaler_state": state,
+        "autoscaler_archive": str(archive or ""),
+        "autoscaler_pools": pools,
+    }
+    names = [each.name for each in fleet.inventory.control_planes()]
+    play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=control.name)
+    ended = runner.run(play, journal.open_run("autoscale"), on_event)
+    if ended.interrupted:
+        raise Interrupted
+    if not ended.ok:
+        cause = f"{failures[0].machine}: {events.cause(failures[0])}" if failures else ended.error_text
+        raise GpunodesError(
+            cause, "an autoscaler that is installed whole", f"run the same command again; the log is {ended.log}"
+        )
+
+
+def _wait(objects: Objects, gathered: Gathered) -> None:
+    deadline = time.monotonic() + _READY_S
+    while not objects.is_running() or not set(gathered.plan["machines"]) <= set(objects.states(create=False)):
+        if time.monotonic() > deadline:
+            unknown = sorted(set(gathered.plan["machines"]) - set(objects.states(create=False)))
+            found = (
+                f"the power server knows nothing of {', '.join(unknown)}"
+                if unknown and objects.is_running()
+                else "its pod is not ready"
+            )
+            raise GpunodesError(
+                f"the autoscaler is installed, but {found} after {_READY_S:.0f} s",
+                "a pod of the Deployment gpunodes-autoscaler that is ready",
+                "see `kubectl -n kube-system logs deployment/gpunodes-autoscaler --all-containers`",
+            )
+        time.sleep(_POLL_S)
+
+
+def _status(objects: Objects) -> AutoscaleStatus:
+    document = objects.plan()
+    if document is None:
+        raise WrongInput(
+            "this cluster has no autoscaler", "one that `gpunodes autoscale up` installed", "install it first"
+        )
+    nodes, states = objects.seen_nodes(), objects.states(create=False)
+    return AutoscaleStatus(objects.is_running(), _pools(document, nodes), _machines(document, nodes, states))
+
+
+def _pools(document: Mapping[str, Any], nodes: Mapping[str, SeenNode]) -> dict[str, dict[str, int]]:
+    found = plans.parse(dict(document))
+    return {
+        name: {
+            "min": pool.least,
+            "max": pool.most,
+            "machines": len(found.of_pool[name]),
+            "on": sum(each in nodes for each in found.of_pool[name]),
+        }
+        for name, pool in found.pools.items()
+    }
+
+
+def _machines(
+    document: Mapping[str, Any], nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
+) -> list[ScaledMachineStatus]:
+    found = plans.parse(dict(document))
+    own = {name: each for name, each in nodes.items() if name in found.machines}
+    world = World(found, states, own, time.time())
+    return [
+        ScaledMachineStatus(
+            name,
+            machine.pool,
+            state.phase.value if (state := states.get(name)) else "unknown",
+            state.since if state else None,
+            (state.error or state.reason) if state else "",
+            unusable(world, name),
+        )
+        for name, machine in sorted(found.machines.items(), key=lambda each: (each[1].pool, each[0]))
+    ]
+
+
+def _changes(gathered: Gathered, nodes: Mapping[str, SeenNode]) -> list[str]:
+    new = sorted(name for name in gathered.machines if name in nodes and nodes[name].provider != PROVIDER + name)
+    found = [f"{name}: its node is marked as a machine of a pool that scales" for name in new]
+    return (
+        [*found, "the passwords of its BMCs leave this controller: they go into a Secret of the cluster"]
+        if gathered.passwords
+        else found
+    )

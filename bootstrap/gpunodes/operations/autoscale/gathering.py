@@ -1,0 +1,111 @@
+"""The machines of pools that scale: their nodes, BMCs and passwords."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpunodes import settings
+from gpunodes.autoscale.nodes import SeenNode
+from gpunodes.autoscale.state import MachineState
+from gpunodes.engine import identities
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.fleet import InventoryFleet, match_nodes
+from gpunodes.engine.power import kinds
+from gpunodes.errors import WrongInput, together
+from gpunodes.model import Machine, Role
+from gpunodes.planner import autoscale, desired
+from gpunodes.planner.autoscale import ScaledMachine
+from gpunodes.planner.scaled_pools import any_scales, scaled
+
+_MAX_CA = 64 << 10
+"""Bytes of a CA file that go into the plan, which is one object of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The plan of the power server, and what goes beside it."""
+
+    plan: Mapping[str, Any]
+    passwords: Mapping[str, str] = field(repr=False)
+    """The passwords of BMCs, by node."""
+    machines: Mapping[str, Machine]
+    """The machine of each node."""
+
+
+def cluster_settings(fleet: InventoryFleet) -> Mapping[str, Any]:
+    """The settings that the whole cluster has once; raises WrongInput if no pool scales."""
+    found = fleet.settings()
+    if not any_scales(found["gpunodes_pools"]):
+        raise WrongInput(
+            "no pool scales",
+            "a pool with max in gpunodes_pools, such as {h100: {min: 0, max: 4}}",
+            "see `gpunodes help --page scaling`",
+        )
+    return found
+
+
+def gather(
+    fleet: InventoryFleet, cluster: Cluster, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
+) -> Gathered:
+    """Read what the power server must know; raises WrongInput for every machine that it cannot switch, at once."""
+    given = cluster_settings(fleet)
+    pools = scaled(given["gpunodes_pools"])
+    machines = {
+        machine.name: machine
+        for machine in fleet.inventory.machines(Role.WORKER)
+        if fleet.labels(machine.name).get(desired.POOL_LABEL) in pools
+    }
+    known = identities.recall_all(fleet.cluster_name, {name: each.address for name, each in machines.items()})
+    matches = match_nodes(fleet, cluster.nodes(), {})
+    found = []
+    for name in machines:
+        match, own = matches[name], known[name]
+        # The node of a machine that is off was deleted; its name was recorded.
+        node = match.node.name if match.node else own.hostname if own.hostname in states else ""
+        if match.contradiction:
+            raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
+        variables = fleet.inventory.connection(name) | fleet.inventory.rendered(name, "gpunodes_bmc_")
+        found.append(
+            ScaledMachine(
+                name,
+                fleet.labels(name)[desired.POOL_LABEL],
+                settings.resolve(variables),
+                own,
+                node,
+                _template(nodes.get(node), states.get(node)),
+            )
+        )
+    wrong = list(autoscale.problems(found, own_image=bool(given["gpunodes_power_image"])))
+    if wrong:
+        raise together([WrongInput(f"{name} of a pool that scales: {why}") for name, why in wrong])
+    accesses = {each.node: kinds.access(each.name, each.settings) for each in found}
+    passwords = {node: access.password for node, access in accesses.items() if access and access.password}
+    return Gathered(
+        autoscale.document(given, found, _authorities(found)),
+        passwords,
+        {each.node: machines[each.name] for each in found},
+    )
+
+
+def _template(node: SeenNode | None, state: MachineState | None) -> dict[str, Any] | None:
+    saved = node.saved() if node and node.node.ready else state.saved if state else None
+    return saved.shape.document() if saved else None
+
+
+def _authorities(machines: Sequence[ScaledMachine]) -> dict[str, str]:
+    """The texts of the CA files that settings name, by path; raises WrongInput for one that cannot be read."""
+    found: dict[str, str] = {}
+    for each in machines:
+        text = str(each.settings["gpunodes_bmc_verify"] or "").strip()
+        if text.lower() in ("", "true", "false") or text in found:
+            continue
+        try:
+            found[text] = Path(text).expanduser().read_text(encoding="ascii")[:_MAX_CA]
+        except (OSError, UnicodeDecodeError) as error:
+            raise WrongInput(
+                f"gpunodes_bmc_verify of {each.name} is {text!r}: {error}", "a CA file in PEM", "correct it"
+            ) from error
+    return found

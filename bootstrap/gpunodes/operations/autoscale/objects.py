@@ -1,0 +1,69 @@
+"""The objects of the cluster that hold the plan and the passwords; the role `autoscaler` has all others.
+
+They are written over the session with the API, so that no password is in a variable or a file of a run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gpunodes.autoscale.store import Store
+from gpunodes.engine.cluster.api import NOT_FOUND
+from gpunodes.engine.cluster.errors import Refused
+from gpunodes.repair.switched_off import CONFIG_MAP as STATES
+
+PLAN, PASSWORDS, DEPLOYMENT = "gpunodes-autoscaler", "gpunodes-autoscaler-bmc", "gpunodes-autoscaler"
+_CORE = "/api/v1/namespaces/kube-system"
+_APPS = "/apis/apps/v1/namespaces/kube-system"
+_APPLY = "application/apply-patch+yaml"
+_LABELS = {"app.kubernetes.io/managed-by": "gpunodes"}
+
+
+class Objects(Store):
+    """The cluster as `gpunodes autoscale` changes it. The methods raise as those of ``Api``."""
+
+    def write_plan(self, plan: Mapping[str, Any], passwords: Mapping[str, str]) -> None:
+        """Write both; the power server reads them again within two minutes."""
+        self._apply("configmaps", PLAN, {"data": {"plan.json": json.dumps(plan, sort_keys=True)}})
+        encoded = {name: base64.b64encode(text.encode()).decode() for name, text in passwords.items()}
+        self._apply("secrets", PASSWORDS, {"type": "Opaque", "data": encoded})
+
+    def plan(self) -> dict[str, Any] | None:
+        """The plan in the cluster; None without an autoscaler."""
+        found = self._find(f"{_CORE}/configmaps/{PLAN}")
+        try:
+            document = json.loads(found["data"]["plan.json"]) if found else None
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def delete_plan(self) -> None:
+        """Delete both."""
+        for kind, name in (("secrets", PASSWORDS), ("configmaps", PLAN)):
+            try:
+                self._call("DELETE", f"{_CORE}/{kind}/{name}")
+            except Refused as error:
+                if error.status != NOT_FOUND:
+                    raise
+
+    def is_running(self) -> bool:
+        """Whether a pod of the autoscaler is ready."""
+        found = self._find(f"{_APPS}/deployments/{DEPLOYMENT}")
+        status = (found or {}).get("status") or {}
+        return isinstance(status.get("readyReplicas"), int) and status["readyReplicas"] > 0
+
+    def delete_states(self) -> None:
+        """Forget the states of all machines."""
+        try:
+            self._call("DELETE", f"{_CORE}/configmaps/{STATES}")
+        except Refused as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    def _apply(self, kind: str, name: str, content: Mapping[str, Any]) -> None:
+        kinds = {"configmaps": "ConfigMap", "secrets": "Secret"}
+        body = {"apiVersion": "v1", "kind": kinds[kind], "metadata": {"name": name, "labels": _LABELS}, **content}
+        self._call("PATCH", f"{_CORE}/{kind}/{name}?fieldManager=gpunodes&force=true", body, _APPLY)

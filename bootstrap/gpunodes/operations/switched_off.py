@@ -1,0 +1,69 @@
+"""The machines of an inventory that the autoscaler keeps off, and what that means for a verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from gpunodes import settings
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.fleet import InventoryFleet, match_switched
+from gpunodes.errors import GpunodesError
+from gpunodes.health.model import Action, State, Verdict
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine, Role
+from gpunodes.planner import scaled_pools
+from gpunodes.repair.switched_off import Switched
+
+CATCHES_UP = "it catches up at its next start"
+"""What a roll-out says of a machine that it leaves out."""
+
+
+def read(inventory: Inventory) -> dict[str, Switched]:
+    """The machines that are off on purpose, by name.
+
+    None if no pool scales: then the control plane is not contacted. None either if it does not respond: the machines
+    then count as any others.
+    """
+    if not inventory.machines(Role.CONTROL_PLANE) or not any(map(_scales, _pools(inventory))):
+        return {}
+    with contextlib.suppress(GpunodesError):
+        fleet = InventoryFleet(inventory)
+        with contextlib.closing(fleet.session()) as session:
+            cluster = Cluster(session, patience_s=0.0)
+            switched = cluster.switched_off()
+            ready = {node.name: node.ready for node in cluster.nodes()} if switched else {}
+            off = {name: each for name, each in switched.items() if each.is_off(ready=ready.get(name))}
+            return match_switched(fleet, off, {})
+    return {}
+
+
+def split(inventory: Inventory, machines: Sequence[Machine]) -> tuple[list[Machine], dict[str, str]]:
+    """The machines that are not off on purpose; and of the others why they are left out, by name."""
+    off = read(inventory)
+    left = {each.name: f"{off[each.name].described}; {CATCHES_UP}" for each in machines if each.name in off}
+    return [each for each in machines if each.name not in left], left
+
+
+def marked(verdict: Verdict, off: Mapping[str, Switched]) -> Verdict:
+    """A verdict that says why the machine does not respond, if it is ``off`` on purpose."""
+    found = off.get(verdict.name)
+    if found is None or verdict.state is not State.UNREACHABLE:
+        return verdict
+    return dataclasses.replace(verdict, state=State.OFF, action=Action.NONE, findings=(), wanted=found.why)
+
+
+def _pools(inventory: Inventory) -> list[object]:
+    """The different values of gpunodes_pools; it is a setting of all machines, but a group may have another one."""
+    found: list[object] = []
+    for machine in inventory.machines(Role.WORKER):
+        pools = settings.resolve(inventory.variables(machine.name))["gpunodes_pools"]
+        if pools not in found:
+            found.append(pools)
+    return found
+
+
+def _scales(pools: object) -> bool:
+    # Only Ansible can render a template: then the cluster is asked.
+    return scaled_pools.any_scales(pools) or "{{" in str(pools)

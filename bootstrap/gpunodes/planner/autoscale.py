@@ -1,0 +1,113 @@
+"""The plan of the power server, from settings and what is known of machines and nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunodes.ansible.module_utils import devices
+from gpunodes.errors import WrongInput
+from gpunodes.identity.model import MachineIdentity
+from gpunodes.planner.scaled_pools import scaled
+
+_LIMITS = {
+    "idle_s": "gpunodes_autoscale_idle_timeout",
+    "boot_s": "gpunodes_autoscale_boot_timeout",
+    "scan_s": "gpunodes_autoscale_scan_interval",
+}
+_BMC = ("type", "address", "user", "system", "verify", "command", "identity")
+"""The settings gpunodes_bmc_* of the plan; the password is in a Secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMachine:
+    """A machine of a pool that scales, as far as it is known."""
+
+    name: str
+    pool: str
+    settings: Mapping[str, Any]
+    identity: MachineIdentity
+    node: str = ""
+    """The name of its node, also while the machine is off; "" if it never joined."""
+    template: Mapping[str, Any] | None = None
+    """Labels, taints and capacity of its node; None if they are unknown."""
+
+
+def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[tuple[str, str]]:
+    """Machines that cannot be switched by the power server, each with the reason; ``own_image``: the user's image."""
+    for each in machines:
+        kind = str(each.settings["gpunodes_bmc_type"] or "")
+        checks = (
+            (not each.node, "it has not joined the cluster: join it first"),
+            (not kind, "it has no BMC: set gpunodes_bmc_type and gpunodes_bmc_address"),
+            (
+                kind == "command" and not own_image,
+                "gpunodes_bmc_command is a program of the controller: name an image with it in gpunodes_power_image",
+            ),
+            (
+                kind == "wol",
+                "Wake-on-LAN cannot switch it off: give it a BMC, or switch it by hand with `gpunodes power`",
+            ),
+        )
+        why = next((why for wrong, why in checks if wrong), "")
+        if why:
+            yield each.name, why
+
+
+def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas: Mapping[str, str]) -> dict[str, Any]:
+    """The plan (``autoscale/plan.py``); ``cas`` are the texts of the CA files of gpunodes_bmc_verify, by path.
+
+    Raises WrongInput for a pool without a machine.
+    """
+    pools = scaled(settings["gpunodes_pools"])
+    for pool in pools:
+        if not any(each.pool == pool for each in machines):
+            raise WrongInput(f"the pool {pool} of gpunodes_pools has no machine", "workers in its group", "correct it")
+    names = {each.node: each.name for each in machines}
+    if len(names) < len(machines):
+        twice = sorted(each.name for each in machines if names[each.node] != each.name)
+        raise WrongInput(
+            f"{', '.join(twice)}: another machine has the same node", "one node each", "see `gpunodes status`"
+        )
+    known = {each.pool: each.template for each in machines if each.template}
+    return {
+        "version": 1,
+        **{key: float(settings[name]) for key, name in _LIMITS.items()},
+        "pools": {
+            name: {"min": each.least, "max": each.most, "priority": each.priority} for name, each in pools.items()
+        },
+        "machines": {
+            each.node: {
+                "pool": each.pool,
+                "bmc": _bmc(each.settings, cas),
+                "identity": {
+                    "uuid": each.identity.system_uuid,
+                    "serial": each.identity.serial,
+                    "macs": list(each.identity.macs),
+                },
+                "template": each.template or known.get(each.pool) or {"labels": {}, "taints": [], "capacity": {}},
+            }
+            for each in machines
+        },
+    }
+
+
+def role_pools(settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the role `autoscaler` needs of each pool: its priority, and what pods on spare machines ask for."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, pool in scaled(settings["gpunodes_pools"]).items():
+        templates = [each["template"] for each in plan["machines"].values() if each["pool"] == name]
+        # One size for all pods: the smallest machine of the pool must hold it.
+        gpus = min((devices.counts(each["capacity"]).get(devices.GPU, 0) for each in templates), default=0)
+        taints = [dict(taint) for taint in templates[0]["taints"]] if templates else []
+        found[name] = {"priority": pool.priority, "spare": pool.spare, "gpus": gpus, "taints": taints}
+    return found
+
+
+def _bmc(settings: Mapping[str, Any], cas: Mapping[str, str]) -> dict[str, str]:
+    found = {f"gpunodes_bmc_{key}": str(settings[f"gpunodes_bmc_{key}"] or "") for key in _BMC}
+    verify = settings["gpunodes_bmc_verify"]
+    text = "true" if verify in (None, "") else str(verify).strip()
+    # The path of a file on the controller means nothing in the pod: there it is the file's text.
+    return {**found, "gpunodes_bmc_verify": cas.get(text, text.lower())}

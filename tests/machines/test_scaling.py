@@ -1,0 +1,168 @@
+"""Pools that scale by power: machines with BMCs are switched on for pods that wait, and off when they are idle.
+
+Two pools of one GPU machine each. The autoscaler and the power server run as pods on the control plane, and reach the
+machines' BMCs by the lab's network.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from gpunodes.inventory import Inventory
+
+from . import pods, unhealthy
+from .conftest import CHECKOUT, LabSpec, Operator
+
+GPU = ("gpu-1", "gpu-2")
+IDLE_S, BOOT_S = 60, 1200
+WAIT_S = 1500.0
+"""Seconds for a boot, or a shutdown, of an emulated machine beside two others."""
+SETTINGS = {
+    "gpunodes_pools": {"h100": {"max": 1, "priority": 50}, "t4": {"max": 1, "priority": 10}},
+    "gpunodes_autoscale_idle_timeout": IDLE_S,
+    "gpunodes_autoscale_boot_timeout": BOOT_S,
+}
+LAB = LabSpec(
+    "debian13",
+    workers=0,
+    gpu_workers=2,
+    up_options=("--autoscaler",),
+    cluster=unhealthy.DRIVER,
+    settings=unhealthy.TEST_SETTINGS,
+)
+
+
+@pytest.fixture(scope="module")
+def archive() -> str:
+    """The image of this checkout, as `make image` builds it."""
+    subprocess.run(["make", "--no-print-directory", "image"], cwd=CHECKOUT, check=True, timeout=1200)
+    [path] = (CHECKOUT / "build").glob("gpunodes-image-*.oci.tar")
+    return str(path)
+
+
+def power_of(operator: Operator, machine: str) -> str:
+    """The power state by the hypervisor."""
+    machines = json.loads(operator.lab("status", "--json").stdout)["machines"]
+    return str(next(each["power"] for each in machines if each["name"] == machine))
+
+
+def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> float:
+    """Seconds until something is seen."""
+    began = time.monotonic()
+    while not seen():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(3)
+    print(f"{what}: {time.monotonic() - began:.0f} s")
+    return time.monotonic() - began
+
+
+def nodes(operator: Operator) -> set[str]:
+    return set(operator.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split())
+
+
+def phases(operator: Operator) -> dict[str, str]:
+    found = operator.document("autoscale", "status", code=None)
+    return {each["node"]: each["phase"] for each in found["machines"]}
+
+
+def job(operator: Operator, name: str, **spec: Any) -> None:
+    """A pod that wants both GPUs of a node, and lists them."""
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
+    pods.start(operator, name, operator.setting("gpunodes_ready_image"), "nvidia-smi -L; sleep 86400", limits, **spec)
+
+
+def runs_on(operator: Operator, name: str) -> str:
+    """The node of a pod that runs, "" for one that does not yet."""
+    found = json.loads(operator.kubectl("get", "pod", name, "-o", "json"))
+    return str(found["spec"].get("nodeName", "")) if found["status"]["phase"] == "Running" else ""
+
+
+def gone(operator: Operator, machine: str) -> bool:
+    return machine not in nodes(operator) and power_of(operator, machine) == "off"
+
+
+def test_machines_that_nothing_needs_are_switched_off(operator: Operator, archive: str) -> None:
+    groups = {name: {"hosts": {machine: None}} for name, machine in (("h100", "gpu-1"), ("t4", "gpu-2"))}
+    (operator.folder / "inventory" / "pools.yml").write_text(yaml.safe_dump(groups))
+    variables = operator.folder / "inventory" / "group_vars" / "all.yml"
+    values = {**yaml.safe_load(variables.read_text()), **SETTINGS, "gpunodes_power_archive": archive}
+    variables.write_text(yaml.safe_dump(values))
+    done = operator.gpunodes("autoscale", "status", code=2)
+    assert "this cluster has no autoscaler" in done.stderr
+    operator.gpunodes("join", "gpu-*", "--driver", "580")
+    planned = operator.document("autoscale", "up", "--dry-run")
+    assert not planned["running"]
+    assert any("passwords" in each for each in planned["changes"])
+    assert "gpunodes-autoscaler" not in operator.kubectl("-n", "kube-system", "get", "configmaps,secrets,deployments")
+    found = operator.document("autoscale", "up", "--yes")
+    assert found["running"]
+    assert {each["node"]: each["phase"] for each in found["machines"]} == dict.fromkeys(GPU, "on")
+    until("both are idle and switched off", lambda: all(gone(operator, machine) for machine in GPU))
+    assert phases(operator) == dict.fromkeys(GPU, "off")
+    # Nothing else may switch them on, or call them sick.
+    verdicts = operator.document("health", "gpu-*", "--reboot-hung", "--yes", code=None)["machines"]
+    assert {each["decision"] for each in verdicts} == {"nothing"}
+    assert [power_of(operator, machine) for machine in GPU] == ["off", "off"]
+
+
+def test_a_pod_that_waits_switches_one_machine_on(operator: Operator) -> None:
+    job(operator, "first")
+    taken = until("the first pod runs", lambda: runs_on(operator, "first"))
+    assert runs_on(operator, "first") == "gpu-1"
+    assert power_of(operator, "gpu-2") == "off", "one machine for one pod"
+    assert operator.kubectl("logs", "first").count("UUID") == 2
+    assert "gpunodes.dev/starting" not in operator.kubectl("get", "node", "gpu-1", "-o", "json")
+    print(f"from the waiting pod to its start: {taken:.0f} s")
+
+
+def test_the_other_pool_when_the_first_is_full(operator: Operator) -> None:
+    job(operator, "second")
+    until("the second pod runs", lambda: runs_on(operator, "second"))
+    assert runs_on(operator, "second") == "gpu-2"
+
+
+def test_a_killed_power_server_goes_on(operator: Operator) -> None:
+    operator.kubectl("delete", "pod", "first", "second", "--wait=true")
+    until("a machine is stopped", lambda: "stopping" in phases(operator).values())
+    operator.ssh("control-1", "kill -9 $(pgrep -f 'python3* -m gpunodes.autoscale' | head -1)")
+    until("both are switched off", lambda: all(gone(operator, machine) for machine in GPU))
+
+
+def test_a_bmc_that_does_not_respond_means_the_other_pool(operator: Operator) -> None:
+    address = str(Inventory(operator.folder / "inventory").variables("gpu-1")["gpunodes_bmc_address"])
+    block = f"OUTPUT -p tcp --dport {address.rpartition(':')[2]} -j REJECT"
+    operator.ssh("control-1", f"iptables -I {block}")
+    try:
+        job(operator, "third")
+        until("the third pod runs", lambda: runs_on(operator, "third"))
+        assert runs_on(operator, "third") == "gpu-2"
+        assert power_of(operator, "gpu-1") == "off"
+        [failed] = [
+            each for each in operator.document("autoscale", "status", code=None)["machines"] if each["pool"] == "h100"
+        ]
+        assert "does not respond" in failed["reason"]
+    finally:
+        operator.ssh("control-1", f"iptables -D {block}")
+
+
+def test_the_autoscaler_is_removed(operator: Operator) -> None:
+    operator.kubectl("delete", "pod", "third", "--wait=true")
+    until("gpu-2 is switched off", lambda: gone(operator, "gpu-2"))
+    done = operator.gpunodes("autoscale", "down", "--yes")
+    assert "gpu-2" in done.stdout
+    left = operator.kubectl("-n", "kube-system", "get", "deployments,secrets,clusterroles", "-o", "name")
+    assert "autoscaler" not in left
+    operator.gpunodes("power", "gpu-2", "on", "--yes")
+    until("gpu-2 responds", lambda: operator.lab("ssh", "gpu-2", "true").returncode == 0)
+    operator.gpunodes("join", "gpu-2", "--driver", "580")
+    assert "gpu-2" in nodes(operator)
+
+
+def test_no_password_leaks(operator: Operator) -> None:
+    unhealthy.assert_no_password_leaks(operator)

@@ -1,0 +1,220 @@
+"""The real cluster-autoscaler and a real scheduler beside a real API server; machines and kubelets are simulated.
+
+A machine that is switched on registers its node after BOOT_S, and offers its GPUs GPUS_S later. Nothing here is a BMC
+or a kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunodes.autoscale import plan, service
+from gpunodes.autoscale.plan import Plan
+from gpunodes.autoscale.power import AlreadyOn
+from gpunodes.autoscale.server import PowerServer
+from gpunodes.autoscale.store import POOL_LABEL, Store
+from gpunodes.engine.cluster import connection
+from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.power import PowerProblem, PowerState, Trouble
+from gpunodes.lab.mirror import gobuild, pins, store
+
+from tests.power_fleet import GPU, document, node_object
+
+from .apiserver import MINOR, ApiServer, cache
+
+BOOT_S, GPUS_S = 2.0, 4.0
+_OPTIONS = {
+    "cloud-provider": "externalgrpc",
+    "startup-taint": "gpunodes.dev/starting",
+    "expander": "priority",
+    "namespace": "kube-system",
+    "leader-elect": "false",
+    "scan-interval": "1s",
+    "scale-down-unneeded-time": "4s",
+    "scale-down-delay-after-add": "2s",
+    "scale-down-unready-time": "20s",
+    "max-node-provision-time": "40s",
+    "skip-nodes-with-system-pods": "false",
+    "v": "2",
+}
+"""The options of the role `autoscaler`, with shorter times."""
+
+
+class SimulatedMachines:
+    """The machines of a plan: ``refuses`` have a BMC that refuses, ``dead`` ones never register."""
+
+    def __init__(self, server: ApiServer, planned: Plan) -> None:
+        self.plan = planned
+        self._server = server
+        self.on: dict[str, float] = {}
+        self.orders: list[tuple[str, str]] = []
+        self.refuses: set[str] = set()
+        self.dead: set[str] = set()
+        self._mutex = threading.Lock()
+
+    def state(self, name: str) -> PowerState:
+        return PowerState.ON if name in self.on else PowerState.OFF
+
+    def switch_on(self, name: str, *, again: bool) -> None:
+        if name in self.refuses:
+            raise PowerProblem(Trouble.REFUSED, f"the BMC of {name} refuses")
+        with self._mutex:
+            if name in self.on and not again:
+                raise AlreadyOn(f"{name} is on")
+            self.orders.append((name, "on"))
+            self.on[name] = time.monotonic()
+        if name not in self.dead:
+            threading.Thread(target=self._boot, args=(name,), daemon=True).start()
+
+    def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        before()
+        with self._mutex:
+            self.orders.append((name, "off"))
+            self.on.pop(name, None)
+        then()
+
+    def _boot(self, name: str) -> None:
+        time.sleep(BOOT_S)
+        pool = self.plan.machines[name].pool
+        node = node_object(name, gpus=0, starting=True, labels={POOL_LABEL: pool, "gpunodes.dev/gpu": "true"})
+        node = {"apiVersion": "v1", "kind": "Node", **node}
+        del node["metadata"]["uid"]
+        status = node.pop("status")
+        self._server.call("POST", "/api/v1/nodes", node)
+        self._status(name, status)
+        time.sleep(GPUS_S)
+        status["capacity"][GPU] = status["allocatable"][GPU] = "2"
+        self._status(name, status)
+
+    def _status(self, name: str, status: Mapping[str, Any]) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        conditions = [
+            {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastHeartbeatTime": now}
+        ]
+        capacity = {**status["allocatable"], **status["capacity"]}
+        body = {"status": {**status, "capacity": capacity, "conditions": conditions}}
+        self._server.call("PATCH", f"/api/v1/nodes/{name}/status", body, "application/merge-patch+json")
+
+
+@contextlib.contextmanager
+def running(
+    server: ApiServer, pools: Mapping[str, tuple[int, int, int]], machines: Mapping[str, str]
+) -> Iterator[Site]:
+    """Scheduler, autoscaler and power server for these machines (name: pool) and pools (min, max, priority)."""
+    planned = plan.parse(document(machines, pools))
+    fleet = SimulatedMachines(server, planned)
+    with contextlib.ExitStack() as held:
+        session = held.enter_context(contextlib.closing(server_session(server)))
+        power = PowerServer(planned, Store(session), fleet)
+        power.begin()
+        address = f"unix://{server.folder}/power"
+        listening = service.start(power, address)
+        held.callback(lambda: listening.stop(None).wait())
+        stop = threading.Event()
+        looking = threading.Thread(target=_look, args=(power, stop), daemon=True)
+        looking.start()
+        held.callback(looking.join, 10)
+        held.callback(stop.set)
+        lines = "".join(f"{each[2]}:\n  - ^{name}$\n" for name, each in pools.items())
+        _create(server, "configmaps", "cluster-autoscaler-priority-expander", {"data": {"priorities": lines}})
+        for name, argv in _programs(server, address).items():
+            held.enter_context(_process(server.folder / f"{name}.log", argv))
+        yield Site(server, fleet, power, session)
+
+
+def server_session(server: ApiServer) -> Session:
+    """A session of the power server with the test's API server."""
+    return Session(connection.here(sys.executable, server.kubeconfig))
+
+
+def _look(power: PowerServer, stop: threading.Event) -> None:
+    while not stop.wait(1):
+        power.look()
+
+
+def _programs(server: ApiServer, address: str) -> dict[str, list[str]]:
+    known = pins.load()
+    with store.locked(cache(), print):
+        go = gobuild.toolchain(cache(), known, print)
+        scheduler = gobuild.programs(known.minors[MINOR].kubernetes, go, cache(), print) / "kube-scheduler"
+        autoscaler = gobuild.programs(known.components["cluster-autoscaler"], go, cache(), print) / "cluster-autoscaler"
+    config = server.folder / "cloud.yaml"
+    config.write_text(f"address: {address}\n")
+    options = {**_OPTIONS, "kubeconfig": server.kubeconfig, "cloud-config": config}
+    same = ["--kubeconfig", str(server.kubeconfig), "--leader-elect=false", "--secure-port=0"]
+    return {
+        "scheduler": [str(scheduler), *same],
+        "autoscaler": [str(autoscaler), *(f"--{name}={value}" for name, value in options.items())],
+    }
+
+
+@contextlib.contextmanager
+def _process(log: Path, argv: Sequence[str]) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _create(server: ApiServer, kind: str, name: str, content: Mapping[str, Any]) -> None:
+    server.call("POST", f"/api/v1/namespaces/kube-system/{kind}", {"metadata": {"name": name}, **content})
+
+
+def wait(seen: Callable[[], object], limit_s: float = 60) -> None:
+    """Wait until something is seen."""
+    deadline = time.monotonic() + limit_s
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+class Site:
+    """What tests do and see."""
+
+    def __init__(self, server: ApiServer, machines: SimulatedMachines, power: PowerServer, session: Session) -> None:
+        self.server = server
+        self.machines = machines
+        self.power = power
+        self.session = session
+
+    def pod(self, name: str, pool: str = "") -> None:
+        """A pod that wants both GPUs of a node, of a pool if one is named."""
+        resources = {"limits": {GPU: "2"}, "requests": {GPU: "2"}}
+        spec: dict[str, Any] = {"containers": [{"name": "job", "image": "job", "resources": resources}]}
+        if pool:
+            spec["nodeSelector"] = {POOL_LABEL: pool}
+        # Owned, as pods are that something starts again: others keep a node on.
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "1", "controller": True}
+        metadata = {"name": name, "ownerReferences": [owner]}
+        self.server.call("POST", "/api/v1/namespaces/default/pods", {"metadata": metadata, "spec": spec})
+
+    def node_of(self, name: str) -> str:
+        """The node of a pod, "" while it waits."""
+        found = self.server.call("GET", f"/api/v1/namespaces/default/pods/{name}")
+        return str(found["spec"].get("nodeName") or "")
+
+    def delete_pod(self, name: str) -> None:
+        body = {"gracePeriodSeconds": 0}
+        self.server.call("DELETE", f"/api/v1/namespaces/default/pods/{name}", body)
+
+    def started(self) -> list[str]:
+        return [name for name, order in self.machines.orders if order == "on"]
+
+    def until(self, seen: Callable[[], object], limit_s: float = 120) -> float:
+        """Seconds until something is seen."""
+        began = time.monotonic()
+        while not seen():
+            tail = (self.server.folder / "autoscaler.log").read_text()[-3000:]
+            assert time.monotonic() - began < limit_s, f"{self.machines.orders}\n{tail}"
+            time.sleep(0.2)
+        return time.monotonic() - began

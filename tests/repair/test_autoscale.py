@@ -1,0 +1,171 @@
+"""Pods that wait switch simulated machines on, and idle ones are switched off; the real autoscaler decides."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.autoscale.store import Overtaken
+from gpunodes.engine.cluster import connection
+from gpunodes.engine.cluster.session import Session
+from gpunodes.operations.autoscale.objects import PASSWORDS, Objects
+
+from tests import redfish
+from tests.power_fleet import document, uuid
+
+from . import apiserver, autoscaling
+from .autoscaling import Site
+
+MACHINES = {"h1": "h100", "h2": "h100", "t1": "t4"}
+POOLS = {"h100": (0, 1, 50), "t4": (0, 1, 10)}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with apiserver.running(tmp_path) as server, autoscaling.running(server, POOLS, MACHINES) as found:
+        yield found
+
+
+def test_one_machine_for_one_pod_then_the_other_pool_then_none(site: Site) -> None:
+    site.pod("first")
+    site.until(lambda: site.node_of("first"))
+    assert site.started() == ["h1"], "one machine for one pod, although its GPUs come after its node"
+    assert site.node_of("first") == "h1"
+    site.pod("second")  # h100 is at its max
+    site.until(lambda: site.node_of("second"))
+    assert site.started() == ["h1", "t1"]
+    for name in ("first", "second"):
+        site.delete_pod(name)
+    site.until(lambda: not site.machines.on)
+    site.until(lambda: not site.server.call("GET", "/api/v1/nodes")["items"])
+    assert sorted(site.machines.orders[2:]) == [("h1", "off"), ("t1", "off")]
+    # The other machine of the pool was off for longer.
+    site.pod("third", "h100")
+    site.until(lambda: site.node_of("third"))
+    assert site.started()[2:] == ["h2"]
+
+
+def test_a_bmc_that_refuses_and_a_boot_that_never_registers(site: Site) -> None:
+    site.machines.refuses = {"h1", "h2"}
+    site.pod("first")
+    site.until(lambda: site.node_of("first"))
+    assert site.node_of("first") == "t1"
+    assert site.started() == ["t1"]
+    site.machines.refuses = set()
+    site.machines.dead = {"t1"}
+    site.delete_pod("first")
+    site.until(lambda: not site.machines.on)
+    site.pod("second", "t4")
+    site.until(lambda: site.machines.orders[-1] == ("t1", "on"))
+    site.until(lambda: site.machines.orders[-1] == ("t1", "off"), 150)
+    assert not site.machines.on
+
+
+def test_plan_passwords_and_states_in_the_cluster(tmp_path: Path) -> None:
+    """As `gpunodes autoscale` writes them, and as a pod reads them with the token of its account."""
+    with apiserver.running(tmp_path) as server:
+        session = autoscaling.server_session(server)
+        objects = Objects(session)
+        assert (objects.plan(), objects.states(create=False), objects.is_running()) == (None, {}, False)
+        planned = document(MACHINES, POOLS)
+        objects.write_plan(planned, {"h1": "one", "h2": "two"})
+        objects.write_plan(planned, {"h1": "three"})
+        assert objects.plan() == planned
+        secret = server.call("GET", f"/api/v1/namespaces/kube-system/secrets/{PASSWORDS}")
+        assert {name: base64.b64decode(text) for name, text in secret["data"].items()} == {"h1": b"three"}, (
+            "h2 has left"
+        )
+
+        in_pod = Session(connection.here(sys.executable, _account(server, tmp_path)))
+        store = Objects(in_pod)
+        assert store.states() == {}
+        store.write({"h1": MachineState(Phase.OFF, 1.0, "why")})
+        assert objects.states(create=False)["h1"].reason == "why"
+        objects.write({"h1": MachineState(Phase.ON, 2.0)})
+        with pytest.raises(Overtaken):
+            store.write({"h1": MachineState(Phase.STARTING, 3.0)})
+        assert objects.states()["h1"].phase is Phase.ON
+
+        objects.delete_plan()
+        objects.delete_states()
+        objects.delete_plan()
+        assert (objects.plan(), objects.states(create=False)) == (None, {})
+        for each in (session, in_pod):
+            each.close()
+
+
+def _account(server: apiserver.ApiServer, folder: Path) -> Path:
+    """A kubeconfig with the token of a service account in a file, as a pod has it."""
+    accounts = "/api/v1/namespaces/kube-system/serviceaccounts"
+    server.call("POST", accounts, {"metadata": {"name": "power"}})
+    made = server.call("POST", f"{accounts}/power/token", {"spec": {"expirationSeconds": 600}})
+    token = folder / "token"
+    token.write_text(made["status"]["token"])
+    path = folder / "account.conf"
+    lines = server.kubeconfig.read_text().splitlines()
+    path.write_text("\n".join([*(each for each in lines if "client-" not in each), f"  tokenFile: {token}"]))
+    return path
+
+
+def test_the_program_reads_its_plan_switches_a_real_redfish_service_(tmp_path: Path) -> None:
+    """`python -m gpunodes.autoscale`, as in its pod, but with a kubeconfig; the BMC is a service on loopback."""
+    resets: list[str] = []
+    bmc = redfish.fake("obeys", state="Off", resets=resets, hardware={"UUID": uuid("h1")})
+    planned = document({"h1": "h100"}, {"h100": (0, 1, 0)})
+    planned["machines"]["h1"]["bmc"] = {
+        "gpunodes_bmc_type": "redfish",
+        "gpunodes_bmc_address": f"http://127.0.0.1:{bmc.server_port}",
+        "gpunodes_bmc_user": "admin",
+        "gpunodes_bmc_verify": "true",
+        "gpunodes_bmc_identity": "check",
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(planned))
+    (tmp_path / "bmc").mkdir()
+    (tmp_path / "bmc" / "h1").write_text("secret")
+    with apiserver.running(tmp_path) as server:
+        session = autoscaling.server_session(server)
+        objects = Objects(session)
+
+        def phase() -> str:
+            return objects.states(create=False)["h1"].phase if objects.states(create=False) else ""
+
+        with _power_server(server, tmp_path) as process:
+            autoscaling.wait(lambda: phase() == Phase.OFF)
+            # Killed between the order and its answer: the state says what is to be done.
+            process.kill()
+            process.wait()
+        objects.states()
+        objects.write({"h1": MachineState(Phase.STARTING, time.time(), "a pod waits for it")})
+        with _power_server(server, tmp_path) as process:
+            autoscaling.wait(lambda: resets == ["On"])
+            planned["machines"] = {}
+            (tmp_path / "plan.json").write_text(json.dumps(planned))
+            autoscaling.wait(lambda: not objects.states(create=False))
+            assert resets == ["On"], "a machine that has left the plan stays as it is"
+            process.terminate()
+            assert process.wait(30) == 0
+        assert "secret" not in (tmp_path / "power.log").read_text()
+        session.close()
+    bmc.shutdown()
+
+
+@contextlib.contextmanager
+def _power_server(server: apiserver.ApiServer, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    words = [f"--plan={folder}/plan.json", f"--passwords={folder}/bmc", f"--kubeconfig={server.kubeconfig}"]
+    argv = [sys.executable, "-m", "gpunodes.autoscale", *words, f"--listen=unix://{folder}/socket"]
+    with (folder / "power.log").open("ab") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

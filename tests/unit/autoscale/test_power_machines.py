@@ -1,0 +1,139 @@
+"""Machines switched through BMCs by Redfish: identity, password, lock, and what is done while they are locked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.autoscale import plan
+from gpunodes.autoscale.emptying import StillUsed
+from gpunodes.autoscale.power import AlreadyOn, BmcMachines
+from gpunodes.engine.power import PowerProblem, PowerState, Trouble
+
+from tests import redfish
+from tests.power_fleet import document, uuid
+
+Start = Callable[..., tuple[BmcMachines, list[str]]]
+
+
+class Locks:
+    """Leases that record what is done with them, ``done`` in common with the tests."""
+
+    def __init__(self, done: list[str], lost: bool = False) -> None:
+        self.done = done
+        self.lost = lost
+
+    def take(self, machine: str) -> None:
+        self.done.append(f"take {machine}")
+
+    def confirm(self, machine: str) -> None:
+        if self.lost and "before" in self.done:
+            raise RuntimeError("the lock is lost")
+
+    def release_unused(self, machine: str) -> None:
+        self.done.append(f"release {machine}")
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    servers = []
+    monkeypatch.setattr("gpunodes.autoscale.power._POLL_S", 0.02)
+
+    def make(manner: str, state: str = "Off", *, lost: bool = False, own: bool = True) -> tuple[BmcMachines, list[str]]:
+        done: list[str] = []
+        hardware = {"UUID": uuid("w1" if own else "w9")}
+        servers.append(redfish.fake(manner, state=state, resets=done, hardware=hardware))
+        found = document({"w1": "h100"}, {"h100": (0, 1, 0)})
+        found["machines"]["w1"]["bmc"] = {
+            "gpunodes_bmc_type": "redfish",
+            "gpunodes_bmc_address": f"http://127.0.0.1:{servers[-1].server_port}",
+            "gpunodes_bmc_user": "admin",
+            "gpunodes_bmc_verify": "true",
+            "gpunodes_bmc_identity": "check",
+        }
+        (tmp_path / "w1").write_text("secret\n")
+        leases: Any = Locks(done, lost)
+        return BmcMachines(plan.parse(found), tmp_path, leases, shutdown_s=0.3), done
+
+    yield make
+    for server in servers:
+        server.shutdown()
+
+
+def test_a_machine_is_switched_on_while_it_is_locked(start: Start) -> None:
+    machines, done = start("obeys")
+    machines.switch_on("w1", again=False)
+    assert done == ["take w1", "On", "release w1"]
+    assert machines.state("w1") is PowerState.ON
+    with pytest.raises(AlreadyOn):
+        machines.switch_on("w1", again=False)
+    machines.switch_on("w1", again=True)
+    assert done.count("On") == 1
+
+
+def test_a_system_shuts_down_and_its_node_is_deleted_while_it_is_locked(start: Start) -> None:
+    machines, done = start("obeys", "On")
+    machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
+    assert done == ["take w1", "before", "GracefulShutdown", "then", "release w1"]
+
+
+def test_a_system_that_does_not_end_loses_its_power(start: Start) -> None:
+    machines, done = start("hangs", "On")
+    machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
+    assert done == ["take w1", "before", "GracefulShutdown", "ForceOff", "then", "release w1"]
+
+
+def test_a_machine_that_is_off_is_not_ordered_anything(start: Start) -> None:
+    machines, done = start("obeys")
+    machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
+    assert done == ["take w1", "before", "then", "release w1"]
+
+
+def test_a_machine_in_use_is_not_ordered_anything(start: Start) -> None:
+    machines, done = start("obeys", "On")
+
+    def used() -> None:
+        raise StillUsed("pods run on it")
+
+    with pytest.raises(StillUsed):
+        machines.switch_off("w1", used, lambda: done.append("then"))
+    assert done == ["take w1", "release w1"]
+
+
+def test_a_lost_lock_stops_before_the_order(start: Start) -> None:
+    machines, done = start("obeys", "On", lost=True)
+    with pytest.raises(RuntimeError, match="lost"):
+        machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
+    assert done == ["take w1", "before", "release w1"]
+
+
+@pytest.mark.parametrize(
+    ("state", "ask"),
+    [
+        ("Off", lambda machines: machines.switch_on("w1", again=False)),
+        ("On", lambda machines: machines.switch_off("w1", lambda: None, lambda: None)),
+        ("On", lambda machines: machines.state("w1")),
+    ],
+)
+def test_the_bmc_of_another_machine_gets_no_order(
+    start: Start, state: str, ask: Callable[[BmcMachines], object]
+) -> None:
+    machines, done = start("obeys", state, own=False)
+    with pytest.raises(PowerProblem) as caught:
+        ask(machines)
+    assert caught.value.trouble is Trouble.WRONG_MACHINE
+    assert not {"On", "ForceOff", "GracefulShutdown"} & set(done)
+
+
+def test_an_authority_of_the_plan_is_a_private_file(start: Start) -> None:
+    machines, _ = start("obeys")
+    text = "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"
+    found = machines._settings("w1", {"gpunodes_bmc_verify": text})
+    path = Path(found["gpunodes_bmc_verify"])
+    assert path.read_text() == text
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert machines._settings("w1", {"gpunodes_bmc_verify": text}) == found, "one file for all machines"
+    assert found["gpunodes_bmc_password"] == "secret"
+    path.unlink()

@@ -1,0 +1,334 @@
+"""The power server over a cluster and machines in memory: the life of a machine, and every way it goes wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpunodes.autoscale import nodes, state
+from gpunodes.autoscale.server import NotPossible
+from gpunodes.autoscale.state import Phase
+from gpunodes.autoscale.store import Overtaken
+from gpunodes.engine.cluster.pods import Pod
+
+from tests.power_fleet import GPU, MemoryMachines, Site, node_object, parsed, uuid
+
+THREE = {"w1": "h100", "w2": "h100", "w3": "t4"}
+POOLS = {"h100": (0, 2, 50), "t4": (0, 1, 10)}
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(parsed(THREE, POOLS))
+
+
+def in_service(site: Site, name: str, **more: object) -> None:
+    """Switch a machine on, let it boot, and bring it into service."""
+    site.server.increase(site.plan.machines[name].pool, 1)
+    site.settle({name: Phase.STARTING})
+    site.boots(name, **more)
+    site.server.look()
+    site.server.look()
+    assert site.phases()[name] is Phase.ON
+
+
+def test_machines_are_found_off_and_on() -> None:
+    site = Site(parsed(THREE, POOLS), on={"w1"})
+    assert site.phases() == {"w1": Phase.ON, "w2": Phase.OFF, "w3": Phase.OFF}
+    assert site.server.size("h100").target == 1
+    assert site.server.instances("h100")[0][0] == "w1"
+
+
+def test_a_machine_that_is_on_without_a_node_is_left_alone() -> None:
+    site = Site(parsed(THREE, POOLS))
+    site.machines.on.add("w3")
+    site.server.increase("t4", 1)
+    site.settle({"w3": Phase.BY_HAND})
+    assert not site.machines.orders
+    assert site.server.size("t4").most == 0
+    with pytest.raises(NotPossible, match="0 machines"):
+        site.server.increase("t4", 1)
+
+
+def test_a_machine_boots_and_serves_when_it_offers_all_its_gpus(site: Site) -> None:
+    site.server.increase("h100", 1)
+    site.settle({"w1": Phase.STARTING})
+    assert site.server.size("h100").target == 1
+    site.boots("w1", gpus=0)
+    site.server.look()
+    assert site.store.seen_nodes()["w1"].is_starting, "it offers no GPUs yet"
+    site.store.objects["w1"]["status"]["allocatable"][GPU] = "2"
+    site.server.look()
+    assert not site.store.seen_nodes()["w1"].is_starting
+    site.server.look()
+    assert site.phases()["w1"] is Phase.ON
+    assert ("w1", "InService", "Normal") in site.store.events
+
+
+def test_the_order_is_written_before_it_is_given(site: Site) -> None:
+    seen = []
+    switch_on = site.machines.switch_on
+
+    def spied(name: str, *, again: bool) -> None:
+        seen.append(dict(site.store.writes[-1]))
+        switch_on(name, again=again)
+
+    site.machines.switch_on = spied  # type: ignore[method-assign]  # a spy
+    in_service(site, "w3")
+    assert seen == [{"w3": "starting"}]
+
+
+def test_an_idle_machine_is_switched_off_and_its_node_deleted(site: Site) -> None:
+    in_service(site, "w1")
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.settle({"w1": Phase.OFF})
+    assert site.machines.orders == [("w1", "on"), ("w1", "off")]
+    assert "w1" not in site.store.objects
+    assert site.server.size("h100").target == 0
+
+
+def test_a_node_gets_back_what_it_had(site: Site) -> None:
+    in_service(site, "w1")
+    mine = site.store.objects["w1"]
+    mine["metadata"]["labels"]["rack"] = "r7"
+    mine["metadata"]["annotations"] |= {
+        "gpunodes.dev/repairs": "2026-11-01T00:00:00Z",
+        "node.alpha.kubernetes.io/ttl": "0",
+    }
+    mine["spec"]["taints"].append({"key": "team", "value": "a", "effect": "NoSchedule"})
+    site.server.look()
+    mine["spec"]["taints"].append({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"})
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.settle({"w1": Phase.OFF})
+    site.time += 60
+    site.server.increase("h100", 2)
+    site.settle({"w1": Phase.STARTING})
+    site.boots("w1")
+    site.server.look()
+    found = site.store.objects["w1"]
+    assert found["metadata"]["labels"]["rack"] == "r7"
+    assert found["metadata"]["annotations"]["gpunodes.dev/repairs"] == "2026-11-01T00:00:00Z"
+    assert "node.alpha.kubernetes.io/ttl" not in found["metadata"]["annotations"]
+    assert {taint["key"] for taint in found["spec"]["taints"]} >= {"team"}
+    site.server.look()
+    assert {taint["key"] for taint in found["spec"]["taints"]} == {"team"}
+
+
+def test_fewer_gpus_than_before_are_not_in_service(site: Site) -> None:
+    in_service(site, "w3")
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.OFF})
+    site.server.increase("t4", 1)
+    site.boots("w3", gpus=1)
+    site.server.look()
+    assert site.phases()["w3"] is Phase.STARTING
+    assert site.store.seen_nodes()["w3"].is_starting
+
+
+def test_a_bmc_that_refuses_is_reported_and_another_machine_taken(site: Site) -> None:
+    site.machines.refuses = {"w1"}
+    site.server.increase("h100", 1)
+    site.until(lambda: site.store.states()["w1"].error)
+    [(name, found)] = site.server.instances("h100")
+    assert (name, found.phase) == ("w1", Phase.STARTING)
+    assert "refuses" in found.error
+    site.machines.refuses = set()
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.settle({"w1": Phase.FAILED})
+    assert site.server.size("h100") == type(site.server.size("h100"))(0, 1, 0), "one machine of two is usable"
+    site.server.increase("h100", 1)
+    site.settle({"w2": Phase.STARTING})
+    site.time += 1801
+    assert site.server.size("h100").most == 2
+
+
+@pytest.mark.parametrize("given_up_by", ["autoscaler", "power server"])
+def test_a_boot_that_never_registers_is_given_up_and_switched_off(site: Site, given_up_by: str) -> None:
+    site.server.increase("t4", 1)
+    site.until(lambda: "w3" in site.machines.on)
+    if given_up_by == "autoscaler":
+        site.server.delete("t4", ["gpunodes://w3"])
+    else:
+        site.time += 119
+        site.server.look()
+        assert site.phases()["w3"] is Phase.STARTING
+        site.time += 2
+        site.server.look()
+    site.settle({"w3": Phase.FAILED})
+    assert "w3" not in site.machines.on
+    assert "within 100 s" in site.store.states()["w3"].error
+    assert ("w3", "SwitchedOff", "Warning") in site.store.events
+
+
+def test_a_killed_server_goes_on_where_it_was(site: Site) -> None:
+    in_service(site, "w1")
+    site.machines.gate.clear()
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.server.increase("t4", 1)
+    site.settle({"w1": Phase.STOPPING, "w3": Phase.STARTING})
+    # The first server never comes to its order; the second one reads both from the store.
+    killed, site.machines = site.machines, MemoryMachines({"w1", "w3"})
+    site.server = site.new_server()
+    site.settle({"w1": Phase.OFF})
+    site.until(lambda: sorted(site.machines.orders) == [("w1", "off"), ("w3", "on")])
+    killed.gate.set()
+    site.boots("w3", labels={"gpunodes.dev/pool": "t4"})
+    site.server.look()
+    site.server.look()
+    assert site.phases()["w3"] is Phase.ON
+
+
+def test_a_second_server_ends_the_first(site: Site) -> None:
+    site.store.version += 1
+    with pytest.raises(Overtaken):
+        site.server.increase("h100", 1)
+    assert site.server.overtaken
+    assert not site.machines.orders
+
+
+@pytest.mark.parametrize(
+    ("annotations", "why"),
+    [
+        ({"gpunodes.dev/maintenance": '{"reason": "new disk", "by": "a@b"}'}, "new disk"),
+        ({"gpunodes.dev/needs-repair": "GPU 3"}, "needs repair"),
+        ({"gpunodes.dev/rollout": "r1"}, "roll-out"),
+    ],
+)
+def test_a_node_that_others_hold_stays_on(site: Site, annotations: dict[str, str], why: str) -> None:
+    in_service(site, "w1")
+    site.store.objects["w1"]["metadata"]["annotations"] |= annotations
+    site.server.look()
+    assert site.store.objects["w1"]["metadata"]["annotations"][nodes.DISABLED] == "true"
+    with pytest.raises(NotPossible, match=why):
+        site.server.delete("h100", ["gpunodes://w1"])
+    for key in annotations:
+        del site.store.objects["w1"]["metadata"]["annotations"][key]
+    site.server.look()
+    assert nodes.DISABLED not in site.store.objects["w1"]["metadata"]["annotations"]
+
+
+def test_an_annotation_of_a_user_stays(site: Site) -> None:
+    in_service(site, "w1", annotations={nodes.DISABLED: "true"})
+    site.server.look()
+    assert site.store.objects["w1"]["metadata"]["annotations"][nodes.DISABLED] == "true"
+
+
+def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site) -> None:
+    in_service(site, "w1")
+    site.machines.on.discard("w1")
+    site.store.objects["w1"]["status"]["conditions"][0]["status"] = "Unknown"
+    site.server.look()
+    assert site.phases()["w1"] is Phase.ON, "it may be a network that is slow"
+    site.time += 61
+    site.server._tried.clear()
+    site.server.look()
+    assert site.phases()["w1"] is Phase.BY_HAND
+    with pytest.raises(NotPossible, match="switched off by someone else"):
+        site.server.delete("h100", ["gpunodes://w1"])
+    site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
+    site.server.look()
+    assert site.phases()["w1"] is Phase.ON
+
+
+def test_a_machine_that_someone_switched_on_serves(site: Site) -> None:
+    site.machines.on.add("w2")
+    site.boots("w2")
+    site.server.look()
+    site.server.look()
+    assert site.phases()["w2"] is Phase.ON
+    assert "someone else" in site.store.states()["w2"].reason
+    assert not site.store.seen_nodes()["w2"].is_starting
+
+
+def test_the_least_recently_used_starts_first_and_each_within_30_days(site: Site) -> None:
+    in_service(site, "w1")
+    site.time += 100
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.settle({"w1": Phase.OFF})
+    site.server.increase("h100", 1)
+    site.settle({"w2": Phase.STARTING})
+    site.boots("w2")
+    site.server.look()
+    site.server.look()
+    site.time += 31 * 86400
+    site.server.look()
+    assert site.phases()["w1"] is Phase.STARTING, "it was off for 31 days"
+    assert site.phases()["w3"] is Phase.STARTING
+    assert "certificate" in site.store.states()["w1"].reason
+
+
+@pytest.mark.parametrize("more", [{"provider": "gpunodes://w2"}, {"provider": ""}, {"uuid": uuid("w9")}])
+def test_a_node_of_another_machine_is_left_alone(site: Site, more: dict[str, Any]) -> None:
+    site.store.objects["w1"] = node_object("w1", starting=True, **more)
+    site.server.look()
+    assert site.phases()["w1"] is Phase.OFF
+    assert site.store.seen_nodes()["w1"].is_starting
+    assert site.server.size("h100").target == 0
+
+
+def test_what_the_autoscaler_asks_wrongly_is_refused(site: Site) -> None:
+    for ask in (
+        lambda: site.server.size("v100"),
+        lambda: site.server.increase("h100", 3),
+        lambda: site.server.delete("h100", ["gpunodes://w3"]),
+        lambda: site.server.delete("h100", ["aws://w1"]),
+        lambda: site.server.decrease("h100", 1),
+    ):
+        with pytest.raises(NotPossible):
+            ask()
+    assert not site.machines.orders
+    assert site.server.pool_of("gpunodes://w9") == ""
+
+
+def test_a_start_that_is_needed_no_longer_is_undone(site: Site) -> None:
+    site.server.increase("h100", 2)
+    site.until(lambda: len(site.machines.on) == 2)
+    site.server.decrease("h100", 1)
+    site.settle({"w1": Phase.OFF})
+    assert site.server.size("h100").target == 1
+
+
+def test_a_machine_with_pods_is_not_switched_off(site: Site) -> None:
+    """The autoscaler drained it; but one that starts anew takes its taints away, and pods may come back."""
+    in_service(site, "w1")
+    pods = [Pod("kube-system", "ds", "1", "DaemonSet", mirror=False, finished=False, ending=False)]
+    job = Pod("team", "job-1", "2", "Job", mirror=False, finished=False, ending=False)
+    site.store.pods["w1"] = [*pods, job]
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.until(lambda: "team/job-1" in site.store.states()["w1"].reason)
+    assert site.phases()["w1"] is Phase.ON
+    assert site.machines.orders == [("w1", "on")]
+    assert not site.store.objects["w1"]["spec"]["taints"]
+    site.store.pods["w1"] = pods
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.settle({"w1": Phase.OFF})
+
+
+def test_what_a_user_does_meanwhile_keeps_it_on(site: Site) -> None:
+    in_service(site, "w1")
+    note = {"gpunodes.dev/maintenance": '{"reason": "new disk", "by": "a@b"}'}
+    site.store.objects["w1"]["metadata"]["annotations"] |= note  # after the server's last look
+    site.server.delete("h100", ["gpunodes://w1"])
+    site.until(lambda: "new disk" in site.store.states()["w1"].reason)
+    assert site.phases()["w1"] is Phase.ON
+    assert site.machines.orders == [("w1", "on")]
+
+
+def test_a_machine_that_left_the_plan_is_forgotten(site: Site) -> None:
+    site.plan = parsed({"w1": "h100"}, POOLS)
+    site.server = site.new_server()
+    assert set(site.store.texts) == {"w1"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": "on"}', '{"phase": 1e999}', "[" * 100_000])
+def test_a_state_that_is_none_counts_as_unknown(text: str) -> None:
+    assert state.parse(text) is None
+
+
+def test_templates_are_as_seen_before_as_planned(site: Site) -> None:
+    assert site.server.template("t4").capacity[GPU] == "2"
+    in_service(site, "w3", gpus=4, labels={"gpunodes.dev/pool": "t4", "rack": "r1"})
+    found = site.server.template("t4")
+    assert found.capacity[GPU] == "4"
+    assert found.labels["rack"] == "r1"
+    assert "kubernetes.io/hostname" not in found.labels

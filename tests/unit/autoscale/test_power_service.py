@@ -1,0 +1,93 @@
+"""The gRPC service, asked as the autoscaler asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gpunodes.autoscale import messages, service
+from gpunodes.autoscale.messages import message
+
+from tests.power_fleet import GPU, Site, parsed
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(parsed({"w1": "h100", "w2": "h100", "w3": "t4"}, {"h100": (0, 2, 50), "t4": (0, 1, 10)}))
+
+
+@pytest.fixture
+def ask(site: Site, tmp_path: Path) -> Iterator[Ask]:
+    address = f"unix:{tmp_path}/power"
+    listening = service.start(site.server, address)
+    with grpc.insecure_channel(address) as channel:
+
+        def call(name: str, **fields: Any) -> Any:
+            return channel.unary_unary(
+                f"/{messages.PACKAGE}.CloudProvider/{name}",
+                request_serializer=lambda request: request.SerializeToString(),
+                response_deserializer=message(f"{name}Response").FromString,
+            )(message(f"{name}Request")(**fields), timeout=10)
+
+        yield call
+    listening.stop(None)
+
+
+def test_pools_and_their_nodes(ask: Ask) -> None:
+    groups = ask("NodeGroups").nodeGroups
+    assert [(each.id, each.minSize, each.maxSize) for each in groups] == [("h100", 0, 2), ("t4", 0, 1)]
+    assert ask("NodeGroupForNode", node={"providerID": "gpunodes://w3"}).nodeGroup.id == "t4"
+    assert ask("NodeGroupForNode", node={"providerID": "", "name": "w3"}).nodeGroup.id == ""
+    assert ask("GPULabel").label == "gpunodes.dev/gpu"
+
+
+def test_a_machine_starts_and_is_shown_as_starting(ask: Ask, site: Site) -> None:
+    ask("NodeGroupIncreaseSize", id="h100", delta=1)
+    assert ask("NodeGroupTargetSize", id="h100").targetSize == 1
+    [instance] = ask("NodeGroupNodes", id="h100").instances
+    assert (instance.id, instance.status.instanceState) == ("gpunodes://w1", messages.CREATING)
+    assert not instance.status.HasField("errorInfo")
+    site.until(lambda: site.machines.orders == [("w1", "on")])
+
+
+def test_a_bmc_that_refuses_makes_the_autoscaler_take_another_pool(ask: Ask, site: Site) -> None:
+    site.machines.refuses = {"w1"}
+    ask("NodeGroupIncreaseSize", id="h100", delta=1)
+    site.until(lambda: site.store.states()["w1"].error)
+    [instance] = ask("NodeGroupNodes", id="h100").instances
+    assert instance.status.errorInfo.instanceErrorClass == messages.OUT_OF_RESOURCES
+    assert "refuses" in instance.status.errorInfo.errorMessage
+
+
+def test_a_template_is_a_node_under_both_numbers(ask: Ask) -> None:
+    found = ask("NodeGroupTemplateNodeInfo", id="t4")
+    assert found.nodeInfo.status.allocatable[GPU].string == "2"
+    assert found.nodeInfo.metadata.labels["gpunodes.dev/gpu"] == "true"
+    assert message("Node").FromString(found.nodeBytes) == found.nodeInfo
+
+
+def test_an_error_is_a_sentence(ask: Ask) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask("NodeGroupIncreaseSize", id="h100", delta=3)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "2 machines that can be switched on" in caught.value.details()
+    with pytest.raises(grpc.RpcError) as caught:
+        ask("NodeGroupTargetSize", id="nothing")
+    assert "there is no pool nothing" in caught.value.details()
+
+
+def test_calls_that_are_not_offered_are_unimplemented(site: Site, tmp_path: Path) -> None:
+    """The autoscaler takes its own options then; those of a pool have other forms in each release."""
+    address = f"unix:{tmp_path}/power"
+    listening = service.start(site.server, address)
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_unary(f"/{messages.PACKAGE}.CloudProvider/NodeGroupGetOptions")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=10)
+    listening.stop(None)
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

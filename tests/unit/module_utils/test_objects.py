@@ -1,0 +1,77 @@
+"""Objects that are deleted from the cluster: those that are given, and others that belong to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils import kube_api
+from gpunodes.ansible.module_utils.cluster import objects
+
+LABEL = "part-of=x"
+
+
+def some(kind: str, name: str, **labels: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "kube-system", "labels": labels}}
+
+
+class Api:
+    """An API with config maps and service accounts."""
+
+    def __init__(self) -> None:
+        self.kinds = {"ConfigMap": "configmaps", "ServiceAccount": "serviceaccounts"}
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.deleted: list[str] = []
+
+    def add(self, obj: dict[str, Any]) -> None:
+        self.objects[f"{kube_api.SYSTEM}/{self.kinds[obj['kind']]}/{obj['metadata']['name']}"] = obj
+
+    def get(self, path: str, **query: str) -> Any:
+        if path == "/api/v1":
+            return {"resources": [{"kind": k, "name": n, "namespaced": True} for k, n in self.kinds.items()]}
+        key, value = query["labelSelector"].split("=")
+        found = [each for name, each in self.objects.items() if name.startswith(f"{path}/")]
+        # A list has no kind in its items.
+        return {"items": [{"metadata": e["metadata"]} for e in found if e["metadata"]["labels"].get(key) == value]}
+
+    def find(self, path: str) -> Any:
+        return self.objects.get(path)
+
+    def delete(self, path: str) -> bool:
+        self.deleted.append(path.rpartition("/")[2])
+        return self.objects.pop(path, None) is not None
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Api:
+    made = Api()
+    monkeypatch.setattr(kube_api, "admin", lambda: made)
+    for each in (
+        some("ServiceAccount", "account", **{"part-of": "x"}),
+        some("ConfigMap", "config", **{"part-of": "x"}),
+        some("ConfigMap", "of-a-pool-that-is-gone", **{"part-of": "x"}),
+        some("ConfigMap", "unlabelled"),
+        some("ConfigMap", "of-another", **{"part-of": "y"}),
+    ):
+        made.add(each)
+    return made
+
+
+GIVEN = [some("ServiceAccount", "account"), some("ConfigMap", "config"), some("ConfigMap", "unlabelled")]
+
+
+def test_what_is_no_longer_among_them_is_deleted(api: Api) -> None:
+    assert objects.delete(GIVEN, LABEL, True, keep=True)[0] == ["ConfigMap of-a-pool-that-is-gone"]
+    assert api.deleted == []
+    objects.delete(GIVEN, LABEL, False, keep=True)
+    assert api.deleted == ["of-a-pool-that-is-gone"]
+    assert objects.delete(GIVEN, LABEL, False, keep=True) == ([], [])
+
+
+def test_all_are_deleted_the_last_kind_first(api: Api) -> None:
+    deleted, differences = objects.delete(GIVEN, LABEL, False, keep=False)
+    assert deleted[-1] == "ServiceAccount account"
+    assert set(api.deleted) == {"account", "config", "of-a-pool-that-is-gone", "unlabelled"}
+    assert {each.title for each in differences} == set(deleted)
+    assert objects.delete(GIVEN, LABEL, False, keep=False) == ([], [])
+    assert [each["metadata"]["name"] for each in api.objects.values()] == ["of-another"]

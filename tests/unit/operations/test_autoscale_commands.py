@@ -1,0 +1,236 @@
+"""`gpunodes autoscale`: what it gathers, refuses and shows. The cluster is a stand-in, its playbook is not run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.cli import main
+from gpunodes.engine import control_planes, identities, runner
+from gpunodes.errors import ExitCode
+from gpunodes.inventory import Inventory
+from gpunodes.model import MachineResult, Outcome, RunResult
+from gpunodes.operations.autoscale import commands
+
+from tests.hostile import ATTACKS, unprintable
+from tests.power_fleet import MemoryStore, document, node_object, uuid
+
+INVENTORY = """
+control_plane: {hosts: {control-1: {ansible_host: 127.0.0.1}}}
+h100: {hosts: {w1: {ansible_host: 127.0.0.2}, w2: {ansible_host: 127.0.0.3}}}
+workers: {children: {h100: }}
+all:
+  vars:
+    gpunodes_pools: {h100: {max: 2, spare: 1}}
+    gpunodes_bmc_type: redfish
+    gpunodes_bmc_address: "{{ inventory_hostname }}.bmc.example"
+    gpunodes_bmc_password: hunter2
+    gpunodes_power_image: registry.example/gpunodes:1
+"""
+
+
+class Objects(MemoryStore):
+    """The cluster; ``written`` is the last plan with its passwords, ``runs`` are the playbooks with their variables."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.document: Any = None
+        self.passwords: dict[str, str] = {}
+        self.running = False
+        self.runs: list[tuple[str, Any]] = []
+        self.registered: list[str] = []
+        self.failure = ""
+        monkeypatch.setattr(commands, "_connected", self.connected)
+        monkeypatch.setattr(commands, "carry_out", self.register)
+        monkeypatch.setattr(runner, "run", self.run)
+        monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
+
+    @contextlib.contextmanager
+    def connected(self, *_: Any) -> Iterator[tuple[Any, None]]:
+        yield self, None
+
+    def register(self, operation: Any, _: Any, machines: Any, *more: Any) -> RunResult:
+        self.registered += [each.name for each in machines]
+        outcome = Outcome.FAILED if self.failure else Outcome.CHANGED
+        return RunResult(operation.name, [MachineResult(each.name, outcome, cause=self.failure) for each in machines])
+
+    def run(self, play: runner.Play, folder: Path, *_: Any) -> runner.PlayResult:
+        self.runs.append((play.playbook, play.variables))
+        self.running = True
+        self.texts |= {name: MachineState(Phase.ON, 1.0).text() for name in (self.document or {}).get("machines", {})}
+        return runner.PlayResult(True, False, folder / "stdout")
+
+    def nodes(self) -> list[Any]:
+        return [each.node for each in self.seen_nodes().values()]
+
+    def states(self, *, create: bool = True) -> dict[str, MachineState]:
+        assert not create, "only the power server creates it"
+        return super().states()
+
+    def plan(self) -> Any:
+        return self.document
+
+    def is_running(self) -> bool:
+        return self.running
+
+    def write_plan(self, planned: Any, passwords: Any) -> None:
+        self.document, self.passwords = planned, dict(passwords)
+
+    def delete_plan(self) -> None:
+        self.document, self.passwords = None, {}
+
+    def delete_states(self) -> None:
+        self.texts = {}
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Objects:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    Path("hosts.yml").write_text(INVENTORY)
+    found = Objects(monkeypatch)
+    for name in ("w1", "w2"):
+        found.objects[name] = node_object(name, provider="")
+    cluster = Inventory(Path("hosts.yml")).cluster
+    identities.remember(cluster, {name: {"hostname": name, "product_uuid": uuid(name)} for name in ("w1", "w2")})
+    return found
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["gpunodes", "autoscale", *words, "-i", "hosts.yml"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_a_dry_run_shows_the_machines_and_changes_nothing(place: Objects, run: Run) -> None:
+    code, out, _ = run("up", "--dry-run", "--json")
+    found = json.loads(out)
+    assert code == ExitCode.DONE
+    assert found["pools"] == {"h100": {"min": 0, "max": 2, "machines": 2, "on": 2}}
+    assert [each["phase"] for each in found["machines"]] == ["unknown", "unknown"]
+    assert any("passwords" in each for each in found["changes"])
+    assert (place.document, place.runs, place.registered) == (None, [], [])
+
+
+def test_up_prepares_machines_first_and_keeps_passwords_out_of_the_playbook(place: Objects, run: Run) -> None:
+    code, out, err = run("up", "--yes")
+    assert code == ExitCode.DONE, err
+    assert place.registered == ["w1", "w2"]
+    assert place.passwords == {"w1": "hunter2", "w2": "hunter2"}
+    [(playbook, variables)] = place.runs
+    assert playbook == "autoscale.yml"
+    assert variables["autoscaler_pools"]["h100"] == {"priority": 0, "spare": 1, "gpus": 2, "taints": []}
+    assert "hunter2" not in f"{variables}{place.document}{out}{err}"
+    assert place.document["machines"]["w1"]["bmc"]["gpunodes_bmc_address"] == "w1.bmc.example"
+    assert place.document["machines"]["w1"]["identity"]["uuid"] == uuid("w1")
+
+
+def test_a_machine_that_cannot_be_prepared_ends_it_before_the_plan(place: Objects, run: Run) -> None:
+    place.failure = "No space left on device"
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.FAILED
+    assert "w1: No space left on device" in err
+    assert (place.document, place.runs) == (None, [])
+
+
+def test_a_machine_that_is_off_keeps_its_place_and_what_was_seen_of_it(place: Objects, run: Run) -> None:
+    run("up", "--yes")
+    saved = place.seen_nodes()["w2"].saved()
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0, "nothing needs it", saved=saved).text()
+    del place.objects["w2"]
+    place.registered.clear()
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.DONE, err
+    assert place.registered == ["w1"], "the other one is off"
+    assert place.document["machines"]["w2"]["template"]["capacity"]["nvidia.com/gpu"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("{h100: {max: 2, spare: 1}}", "{h100: {}}", "no pool scales"),
+        ("gpunodes_bmc_type: redfish", "gpunodes_bmc_type: ''", "w1 of a pool that scales: it has no BMC"),
+        ("gpunodes_bmc_type: redfish", "gpunodes_bmc_type: wol", "Wake-on-LAN"),
+        (
+            "gpunodes_power_image: registry.example/gpunodes:1",
+            "x: y",
+            "no image of the power server at gpunodes-image-",
+        ),
+        ("127.0.0.3}", "127.0.0.3}, w9: {ansible_host: 127.0.0.9}", "w9 of a pool that scales: it has not joined"),
+        ("{max: 2, spare: 1}", "{max: 2, min: 3}", "min"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_and_changes_nothing(
+    place: Objects, run: Run, old: str, new: str, wanted: str
+) -> None:
+    assert old in INVENTORY
+    Path("hosts.yml").write_text(INVENTORY.replace(old, new))
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.WRONG_INPUT, err
+    assert wanted in err
+    assert (place.document, place.runs, place.registered) == (None, [], [])
+
+
+def test_an_autoscaler_that_is_not_there(place: Objects, run: Run) -> None:
+    for command in (("status",), ("down", "--yes")):
+        code, _, err = run(*command)
+        assert code == ExitCode.WRONG_INPUT
+        assert "this cluster has no autoscaler" in err
+    assert place.runs == []
+
+
+def test_down_keeps_the_states_of_machines_that_are_off(place: Objects, run: Run) -> None:
+    run("up", "--yes")
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0, "nothing needs it").text()
+    code, out, _ = run("down", "--yes")
+    assert code == ExitCode.DONE
+    assert "w2" in out
+    assert place.runs[-1][1]["autoscaler_state"] == "absent"
+    assert place.document is None
+    assert place.texts
+    run("up", "--yes")
+    run("down", "--yes")
+    assert not place.texts
+
+
+def test_what_the_cluster_says_is_shown_without_control_characters(place: Objects, run: Run) -> None:
+    place.document = document({"w1": "h100", "w2": "h100"}, {"h100": (0, 2, 0)})
+    for attack in ATTACKS:
+        place.texts["w1"] = MachineState(Phase.FAILED, 1.0, attack, attack).text()
+        for words in (("status",), ("status", "--json")):
+            code, out, err = run(*words)
+            assert code == ExitCode.PARTLY
+            assert not unprintable(out + err)
+
+
+@pytest.mark.parametrize("found", [{}, {"machines": ATTACKS}, {"version": 1, "pools": {"../x": {}}}])
+def test_a_plan_that_others_wrote_is_refused(place: Objects, run: Run, found: Any) -> None:
+    place.document = found
+    code, _, err = run("status")
+    assert code == ExitCode.WRONG_INPUT
+    assert "the plan of the power server is invalid" in err
+
+
+def test_a_pod_that_does_not_start_is_an_error_with_its_remedy(
+    place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_READY_S", 0.0)
+    monkeypatch.setattr(place, "is_running", lambda: False)
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.FAILED
+    assert "its pod is not ready" in err
+    assert "logs deployment/gpunodes-autoscaler" in err

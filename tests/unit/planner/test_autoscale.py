@@ -1,0 +1,110 @@
+"""The plan of the power server: from settings, machines and nodes to the document that the server reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from gpunodes import settings
+from gpunodes.autoscale import plan
+from gpunodes.errors import WrongInput
+from gpunodes.identity.model import MachineIdentity
+from gpunodes.planner.autoscale import ScaledMachine, document, problems, role_pools
+
+TEMPLATE = {"labels": {"gpunodes.dev/pool": "h100"}, "taints": [], "capacity": {"nvidia.com/gpu": "8"}}
+
+
+def machine(name: str, template: Any = TEMPLATE, **given: Any) -> ScaledMachine:
+    found = settings.resolve({"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": "b", **given})
+    return ScaledMachine(name, "h100", found, MachineIdentity(name, system_uuid="u"), f"{name}.node", template)
+
+
+def cluster(**given: Any) -> dict[str, Any]:
+    return settings.resolve({"gpunodes_pools": {"h100": {"max": 2, "priority": 5}, "cpu": {}}, **given})
+
+
+def test_the_document_is_one_that_the_server_reads() -> None:
+    found = plan.parse(document(cluster(), [machine("w1"), machine("w2", None)], {}))
+    assert found.of_pool == {"h100": ("w1.node", "w2.node")}
+    assert found.machines["w2.node"].template.capacity == {"nvidia.com/gpu": "8"}, "as another machine of its pool"
+    assert found.machines["w1.node"].identity.system_uuid == "u"
+    assert found.boot_s == 1800.0
+
+
+def test_the_document_has_no_password() -> None:
+    found = document(cluster(), [machine("w1", gpunodes_bmc_password="hunter2")], {})
+    assert "hunter2" not in str(found)
+    assert "password" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (True, "true"),
+        ("", "true"),
+        ("false", "false"),
+        (False, "false"),
+        ("/etc/ca.pem", "-----BEGIN CERTIFICATE-----"),
+    ],
+)
+def test_the_certificate_authority_is_its_text(given: object, wanted: str) -> None:
+    cas = {"/etc/ca.pem": "-----BEGIN CERTIFICATE-----"}
+    found = document(cluster(), [machine("w1", gpunodes_bmc_verify=given)], cas)
+    assert found["machines"]["w1.node"]["bmc"]["gpunodes_bmc_verify"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("changed", "own_image", "why"),
+    [
+        ({"node": ""}, False, "join it first"),
+        ({"settings": settings.resolve({})}, False, "it has no BMC"),
+        (
+            {"settings": settings.resolve({"gpunodes_bmc_type": "command", "gpunodes_bmc_command": "x"})},
+            False,
+            "gpunodes_power_image",
+        ),
+        ({"settings": settings.resolve({"gpunodes_bmc_type": "command", "gpunodes_bmc_command": "x"})}, True, ""),
+        ({"settings": settings.resolve({"gpunodes_bmc_type": "wol"})}, True, "Wake-on-LAN"),
+        ({}, False, ""),
+    ],
+)
+def test_machines_that_cannot_be_switched_are_named(changed: dict[str, Any], own_image: bool, why: str) -> None:
+    found = list(problems([dataclasses.replace(machine("w1"), **changed)], own_image=own_image))
+    assert bool(found) == bool(why)
+    assert not why or why in found[0][1]
+
+
+def test_a_pool_without_machines_and_a_node_twice_are_refused() -> None:
+    with pytest.raises(WrongInput, match="the pool h100 of gpunodes_pools has no machine"):
+        document(cluster(), [], {})
+    twice = dataclasses.replace(machine("w2"), node="w1.node")
+    with pytest.raises(WrongInput, match="another machine has the same node"):
+        document(cluster(), [machine("w1"), twice], {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda found: found.update(version=2),
+        lambda found: found["pools"]["h100"].update(min=3),
+        lambda found: found["machines"]["w1.node"].update(pool="nothing"),
+        lambda found: found["machines"].update({"../etc": found["machines"]["w1.node"]}),
+        lambda found: found["machines"]["w1.node"]["bmc"].update(other="x"),
+        lambda found: found.pop("pools"),
+        lambda found: found.update(boot_s=float("nan")),
+    ],
+)
+def test_any_other_document_is_refused(change: Any) -> None:
+    found = document(cluster(), [machine("w1")], {})
+    change(found)
+    with pytest.raises(WrongInput, match="the plan of the power server is invalid"):
+        plan.parse(found)
+
+
+def test_a_spare_pod_fits_on_the_smallest_machine_of_its_pool() -> None:
+    given = cluster(gpunodes_pools={"h100": {"max": 2, "spare": 1}})
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    small = {**TEMPLATE, "capacity": {"nvidia.com/gpu": "4"}, "taints": [taint]}
+    found = role_pools(given, document(given, [machine("w1", small), machine("w2")], {}))
+    assert found == {"h100": {"priority": 0, "spare": 1, "gpus": 4, "taints": [taint]}}
