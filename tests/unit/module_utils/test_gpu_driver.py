@@ -11,6 +11,7 @@ import pytest
 from gpunodes.ansible.module_utils import ledger
 from gpunodes.ansible.module_utils.host import gpu_driver
 from gpunodes.ansible.module_utils.host.changes import Changes
+from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import Driver, Spec
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -91,6 +92,7 @@ def changes(check: bool = False) -> Changes:
 @pytest.mark.usefixtures("machine")
 def test_the_modules_are_loaded_once_and_noted() -> None:
     first = changes()
+    gpu_driver.note_modules(first, DRIVER)
     gpu_driver.load_driver(first, DRIVER)
     assert first.actions == ["load kernel modules nvidia, nvidia-uvm"]
     first.save()
@@ -99,6 +101,30 @@ def test_the_modules_are_loaded_once_and_noted() -> None:
     second = changes()
     gpu_driver.load_driver(second, DRIVER)
     assert second.actions == []
+
+
+def test_modules_that_only_a_boot_loads_are_noted(machine: Machine) -> None:
+    """As where the kernel's own driver does not release the GPUs, or the power failed after the installation."""
+    machine.load("nouveau")
+    machine.stuck = True
+    first = converge(Spec(section="gpu", driver=DRIVER))
+    assert first.reboot
+    first.save()
+    (machine.root / "sys/module/nouveau").rmdir()
+    for name in DRIVER.modules:
+        machine.load(name)
+    second = converge(Spec(section="gpu", driver=DRIVER))
+    second.save()
+    assert second.actions == []
+    assert ledger.load(ledger.path_of("gpu")).modules == ["nvidia", "nvidia-uvm"]
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_driver_that_was_loaded_before_gpunodes_is_not_noted(machine: Machine) -> None:
+    machine.load("nvidia", machine.installed)
+    machine.load("nvidia-uvm")
+    run = converge(Spec(section="gpu", driver=DRIVER))
+    assert run.ledger.modules == []
 
 
 def test_check_mode_loads_nothing(machine: Machine) -> None:

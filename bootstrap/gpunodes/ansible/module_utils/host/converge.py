@@ -29,6 +29,8 @@ def converge(spec: Spec, check: bool = False) -> Changes:
         swap.turn_off(changes)
     if spec.firewall:
         firewall.open_ports(changes, spec.firewall)
+    if spec.driver:
+        gpu_driver.note_modules(changes, spec.driver)
     _install(changes)
     if spec.driver:
         gpu_driver.load_driver(changes, spec.driver)

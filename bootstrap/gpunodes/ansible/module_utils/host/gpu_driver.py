@@ -33,6 +33,14 @@ _LOAD_LIMIT_S = 180
 # --- the driver ---
 
 
+def note_modules(changes: Changes, driver: Driver) -> None:
+    """Record the driver's modules that are not loaded yet, before its packages are installed.
+
+    Any boot after that may load them, also of another machine with this disk: an undo unloads them then.
+    """
+    changes.ledger.note_modules(module for module in driver.modules if not _loaded(module))
+
+
 def load_driver(changes: Changes, driver: Driver) -> None:
     """Load the driver's modules, or only build them; if a reboot is required, the reason is recorded in the changes.
 
@@ -56,8 +64,6 @@ def load_driver(changes: Changes, driver: Driver) -> None:
     missing = [module for module in driver.modules if not _loaded(module)]
     if not missing:
         return
-    # Also of modules that only the boot of another machine, with this disk, will load: its reset unloads them.
-    changes.ledger.note_modules(missing)
     if not driver.loaded:
         return
     difference = Difference("kernel modules", dict.fromkeys(missing, "not loaded"), dict.fromkeys(missing, "loaded"))
