@@ -236,7 +236,8 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
     ),
     (
         "gpunodes_bmc_mac",
-        "a MAC address, such as 52:54:00:12:34:56",
+        # Without quotes YAML reads one that has only digits as a number to the base 60.
+        'a MAC address in quotes, such as "52:54:00:12:34:56"',
         _text(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}"),
     ),
     ("gpunodes_repair_guard_*", "a number, 1 or more", _number(1)),

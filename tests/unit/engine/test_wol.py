@@ -150,10 +150,11 @@ def test_the_address_is_that_of_the_settings_or_the_reported_one() -> None:
         kinds.access("gpu-1", given())
 
 
-@pytest.mark.parametrize("mac", ["52:54:00:12:34", "52:54:00:12:34:5g", "x", "525400123456"])
-def test_a_wrong_address_is_a_wrong_setting(mac: str) -> None:
+@pytest.mark.parametrize("mac", ["52:54:00:12:34", "52:54:00:12:34:5g", "x", "525400123456", 41135085296])
+def test_a_wrong_address_is_a_wrong_setting(mac: str | int) -> None:
+    """The last one is what YAML makes of 52:54:00:12:34:56 without quotes."""
     (problem,) = settings.problems({"gpunodes_bmc_mac": mac})
-    assert "a MAC address" in str(problem)
+    assert "a MAC address in quotes" in str(problem)
     assert list(settings.problems({"gpunodes_bmc_mac": MAC.upper().replace(":", "-")})) == []
 
 
