@@ -19,6 +19,7 @@ from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble
 
 GPU = "nvidia.com/gpu"
+CAPACITY = {"cpu": "8", "memory": "64Gi", "pods": "110", GPU: "2"}
 
 
 def uuid(name: str) -> str:
@@ -33,18 +34,25 @@ def document(machines: Mapping[str, str], pools: Mapping[str, tuple[int, int, in
         "boot_s": 100.0,
         "scan_s": 1.0,
         "pools": {
-            name: {"min": least, "max": most, "priority": priority} for name, (least, most, priority) in pools.items()
+            name: {
+                "min": least,
+                "max": most,
+                "priority": priority,
+                "template": {
+                    "labels": {POOL_LABEL: name, "gpunodes.dev/gpu": "true"},
+                    "taints": [],
+                    "capacity": CAPACITY,
+                },
+            }
+            for name, (least, most, priority) in pools.items()
         },
+        "authorities": {},
         "machines": {
             name: {
                 "pool": pool,
                 "bmc": {"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": f"{name}.bmc.example"},
                 "identity": {"uuid": uuid(name), "serial": "", "macs": []},
-                "template": {
-                    "labels": {POOL_LABEL: pool, "gpunodes.dev/gpu": "true"},
-                    "taints": [],
-                    "capacity": {"cpu": "8", "memory": "64Gi", "pods": "110", GPU: "2"},
-                },
+                "capacity": CAPACITY,
             }
             for name, pool in machines.items()
         },
@@ -189,6 +197,8 @@ class Site:
         """A server that starts now, as after a kill of the last one."""
         server = PowerServer(self.plan, self.store, self.machines, lambda: self.time)  # type: ignore[arg-type]  # stand-ins
         server.begin()
+        # Machines without a node are known when their BMCs have answered.
+        self.until(lambda: server.look() or set(self.plan.machines) <= set(self.phases()))
         return server
 
     def phases(self) -> dict[str, Phase]:

@@ -133,9 +133,7 @@ def template(world: World, pool: str) -> NodeShape:
         state = world.states.get(name)
         if state and state.saved and state.saved.shape.capacity:
             return _without_marks(state.saved.shape)
-    if not names:
-        return NodeShape({}, (), {})
-    return world.plan.machines[names[0]].template
+    return world.plan.pools[pool].template
 
 
 def _without_marks(found: NodeShape) -> NodeShape:
@@ -181,7 +179,7 @@ def observed(world: World, name: str) -> MachineState:
     if reason:
         state = dataclasses.replace(state, phase=Phase.ON, since=world.now, reason=reason, error="", used=world.now)
     if state.phase is Phase.ON and not found.is_starting and not nodes.not_in_service(found, {}):
-        saved = found.saved()
+        saved = found.saved(world.plan.state_bytes)
         return state if saved == state.saved else dataclasses.replace(state, saved=saved)
     return state
 

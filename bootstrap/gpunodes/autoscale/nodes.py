@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils import devices
 from gpunodes.autoscale.plan import NodeShape
-from gpunodes.autoscale.state import SavedNode
+from gpunodes.autoscale.state import MOST_REST, SavedNode
 from gpunodes.engine.cluster import nodes
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.repair.policy import Node
@@ -55,14 +55,15 @@ class SeenNode:
     def is_starting(self) -> bool:
         return any(taint["key"] == STARTING for taint in self.taints)
 
-    def saved(self) -> SavedNode:
-        """What is given back to it when it registers anew."""
+    def saved(self, most: int) -> SavedNode:
+        """What is given back to it when it registers anew, as far as a state of ``most`` bytes has room for it."""
         labels = {key: text for key, text in self.labels.items() if not key.startswith(_LABELS_OF_OTHERS)}
         notes = {key: text for key, text in self.annotations.items() if not key.startswith(_ANNOTATIONS_OF_OTHERS)}
         taints = [
             dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING, STOPPING))
         ]
-        return SavedNode(NodeShape(labels, taints, dict(self.resources)), notes)
+        whole = SavedNode(NodeShape(labels, taints, dict(self.resources)), notes)
+        return whole.fitted(most - MOST_REST)
 
 
 def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:

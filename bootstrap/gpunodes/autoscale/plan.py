@@ -13,7 +13,10 @@ from gpunodes.shape import Many, Named, Optional, Pattern
 
 VERSION = 1
 _MACHINES = 1000
-"""Maximum number of machines: their states must fit into one ConfigMap, which has at most 1 MiB."""
+"""Maximum number of machines: their states must fit into one ConfigMap."""
+_MOST_BYTES = 1_000_000
+"""Bytes of all states: a ConfigMap has at most 1 MiB (kubernetes.io, "ConfigMaps")."""
+_MOST_OF_ONE = 32_000
 _NAME = Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LABEL = Pattern("a pool", r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _TEXTS = Named(str, 1000)
@@ -24,28 +27,19 @@ _SHAPE = {
     "idle_s": float,
     "boot_s": float,
     "scan_s": float,
-    "pools": Named({"min": int, "max": int, "priority": int}, 1000, _LABEL),
+    "authorities": Named(str, 100),
+    "pools": Named({"min": int, "max": int, "priority": int, "template": TEMPLATE}, 1000, _LABEL),
     "machines": Named(
         {
             "pool": _LABEL,
             "bmc": Named(str, 20, Pattern("a setting", r"gpunodes_bmc_[a-z_]+")),
             "identity": {"uuid": str, "serial": str, "macs": Many(str, 64)},
-            "template": TEMPLATE,
+            "capacity": _TEXTS,
         },
         _MACHINES,
         _NAME,
     ),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """A pool that scales: how many of its machines may be on, and how early it is chosen."""
-
-    name: str
-    least: int
-    most: int
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +59,18 @@ class NodeShape:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool that scales: how many of its machines may be on, and how early it is chosen."""
+
+    name: str
+    least: int
+    most: int
+    priority: int
+    template: NodeShape
+    """A node of it, while none of its machines has been seen in service."""
+
+
 def node_shape(document: Mapping[str, Any]) -> NodeShape:
     """The shape of a node from a document of the shape ``TEMPLATE``."""
     return NodeShape(document["labels"], document["taints"], document["capacity"])
@@ -79,8 +85,8 @@ class PlannedMachine:
     bmc: Mapping[str, str]
     """Its settings gpunodes_bmc_*, without the password."""
     identity: MachineIdentity
-    template: NodeShape
-    """Its node, if no node of its pool has been seen yet."""
+    capacity: Mapping[str, str]
+    """The resources of its node as it was last seen, empty if it never was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,18 @@ class Plan:
     scan_s: float = 10.0
     of_pool: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The names of a pool's machines, sorted."""
+    authorities: Mapping[str, str] = field(default_factory=dict)
+    """Texts of CA files in PEM, by what gpunodes_bmc_verify of machines has."""
+
+    @property
+    def state_bytes(self) -> int:
+        """How long the state of one machine may be."""
+        return bytes_of_one(len(self.machines))
+
+
+def bytes_of_one(machines: int) -> int:
+    """How many bytes of a ConfigMap one of so many machines may fill."""
+    return min(_MOST_OF_ONE, _MOST_BYTES // max(1, machines))
 
 
 def parse(document: Any) -> Plan:
@@ -105,7 +123,8 @@ def parse(document: Any) -> Plan:
         found = f"its version is {document['version']}"
     if not found:
         pools = {
-            name: Pool(name, each["min"], each["max"], each["priority"]) for name, each in document["pools"].items()
+            name: Pool(name, each["min"], each["max"], each["priority"], node_shape(each["template"]))
+            for name, each in document["pools"].items()
         }
         unknown = sorted({each["pool"] for each in document["machines"].values()} - set(pools))
         wrong = [each.name for each in pools.values() if not 0 <= each.least <= each.most]
@@ -121,10 +140,10 @@ def parse(document: Any) -> Plan:
         pool: tuple(sorted(name for name, each in machines.items() if each.pool == pool)) for pool in sorted(pools)
     }
     limits = {key: float(document[key]) for key in ("idle_s", "boot_s", "scan_s")}
-    return Plan(pools, machines, of_pool=of_pool, **limits)
+    return Plan(pools, machines, of_pool=of_pool, authorities=document["authorities"], **limits)
 
 
 def _machine(name: str, document: Mapping[str, Any]) -> PlannedMachine:
     known = document["identity"]
     identity = MachineIdentity(name, system_uuid=known["uuid"], serial=known["serial"], macs=tuple(known["macs"]))
-    return PlannedMachine(name, document["pool"], document["bmc"], identity, node_shape(document["template"]))
+    return PlannedMachine(name, document["pool"], document["bmc"], identity, document["capacity"])

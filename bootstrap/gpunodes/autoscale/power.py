@@ -17,7 +17,6 @@ from gpunodes.errors import GpunodesError
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
-_PEM = "-----BEGIN"
 _POLL_S = 5.0
 
 
@@ -91,9 +90,8 @@ class BmcMachines:
     def _settings(self, name: str, given: Mapping[str, str]) -> dict[str, str]:
         # Read each time: the kubelet replaces the file when a password was changed.
         file = self._passwords / name
-        verify = given.get("gpunodes_bmc_verify", "")
-        if verify.startswith(_PEM):
-            given = {**given, "gpunodes_bmc_verify": self._authority(verify)}
+        if text := self.plan.authorities.get(given.get("gpunodes_bmc_verify", "")):
+            given = {**given, "gpunodes_bmc_verify": self._authority(text)}
         return {
             **given,
             "gpunodes_bmc_password": file.read_text(encoding="utf-8").rstrip("\n") if file.is_file() else "",

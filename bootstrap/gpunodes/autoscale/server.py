@@ -19,6 +19,7 @@ from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
+from gpunodes.autoscale.questions import Questions
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Overtaken, Store
 from gpunodes.engine.power import PowerState
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 _ORDERS_AT_ONCE = 16
 AGAIN_S = 60.0
 """Seconds after which an order that failed, or a question to a BMC, is repeated."""
+_UNKNOWN = PowerState.UNKNOWN
+_SWITCHED_OFF = "it was switched off by someone else, and stays off until it is switched on"
 
 
 class NotPossible(GpunodesError):  # noqa: N818 - reads as the sentence it makes
@@ -49,9 +52,10 @@ class PowerServer:
         self._nodes: dict[str, SeenNode] = {}
         self._mutex = threading.RLock()
         self._orders = ThreadPoolExecutor(_ORDERS_AT_ONCE, thread_name_prefix="order")
+        self._questions = Questions(machines.state, AGAIN_S)
         self._busy: set[str] = set()
         self._tried: dict[str, float] = {}
-        """When the last order or question about a machine ended, by the monotonic clock."""
+        """When the last order of a machine ended, by the monotonic clock."""
         self._not_ready: dict[str, float] = {}
         """Since when the node of a machine in service is not ready, by ``now``."""
         self.overtaken = ""
@@ -92,6 +96,13 @@ class PowerServer:
         """Switch on machines of a pool."""
         with self._mutex:
             self._known(pool)
+            now = decisions.size(self._world(), pool)
+            if not 0 < count <= now.most - now.target:
+                raise NotPossible(
+                    f"the pool {pool} has {now.target} machines on, and {count} more were asked for",
+                    f"at most {now.most}",
+                    "",
+                )
             names = decisions.to_start(self._world(), pool, count)
             if len(names) < count:
                 raise NotPossible(
@@ -131,7 +142,7 @@ class PowerServer:
                 for name in self.plan.of_pool[pool]
                 if self._states.get(name) and self._states[name].phase is Phase.STARTING and name not in self._nodes
             ]
-            if len(starting) < count:
+            if not 0 < count <= len(starting):
                 raise NotPossible(f"the pool {pool} has {len(starting)} machines that start", f"{count}", "")
             changed = {
                 name: self._changed(self._states[name], Phase.STOPPING, "it is needed no longer")
@@ -168,12 +179,18 @@ class PowerServer:
     def look(self) -> None:
         """Look at all nodes, change what follows from them, and repeat orders that did not end."""
         found = self._store.seen_nodes()
-        asked = self._ask_unknown(found)
         with self._mutex:
             self._nodes = {
                 name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
             }
-            self._update(dict(decisions.adopted(self._world(), asked)))
+            unknown = [name for name in self.plan.machines if name not in self._states and name not in found]
+            lost = self._lost()
+            answers = self._questions.answers({*unknown, *lost})
+            known = {name: answers[name] for name in unknown if answers.get(name, _UNKNOWN) is not _UNKNOWN}
+            is_on = {name: answer is PowerState.ON for name, answer in known.items()}
+            self._update(dict(decisions.adopted(self._world(), is_on)))
+            off = [name for name in lost if answers.get(name) is PowerState.OFF]
+            self._update({name: self._changed(self._states[name], Phase.BY_HAND, _SWITCHED_OFF) for name in off})
             world = self._world()
             self._update({
                 name: after
@@ -192,7 +209,6 @@ class PowerServer:
             self._submit(name, again=True)
         for name, each in list(self._nodes.items()):
             self._mark(name, each)
-        self._notice_switched_off()
 
     def _is_own(self, name: str, found: SeenNode) -> bool:
         """Whether a node is that of the plan's machine with its name; another one is left alone."""
@@ -203,30 +219,6 @@ class PowerServer:
                 self._tried[f"foreign {name}"] = time.monotonic()
             return False
         return True
-
-    def _ask_unknown(self, found: Mapping[str, SeenNode]) -> dict[str, bool]:
-        """Whether machines without a node and a state are on, as far as their BMCs respond."""
-        with self._mutex:
-            unknown = [
-                name
-                for name in self.plan.machines
-                if name not in self._states and name not in found and self._is_due(name)
-            ]
-        answers = dict(zip(unknown, self._orders.map(self._ask, unknown), strict=True))
-        return {
-            name: answer is PowerState.ON
-            for name, answer in answers.items()
-            if answer in (PowerState.ON, PowerState.OFF)
-        }
-
-    def _ask(self, name: str) -> PowerState:
-        try:
-            return self._machines.state(name)
-        except GpunodesError as error:
-            log.warning("%s: %s", name, sentence(error))
-            return PowerState.UNKNOWN
-        finally:
-            self._tried[name] = time.monotonic()
 
     def _is_due(self, name: str) -> bool:
         return time.monotonic() - self._tried.get(name, -AGAIN_S) >= AGAIN_S
@@ -248,7 +240,7 @@ class PowerServer:
         try:
             if found.is_starting and saved and nodes.restored(found, saved):
                 self._store.change(name, lambda node: nodes.restored(node, saved))
-            expected = saved.shape.capacity if saved else self.plan.machines[name].template.capacity
+            expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
             if found.is_starting and not nodes.not_in_service(found, expected):
                 self._store.change(name, nodes.lifted)
                 self._store.event(name, "InService", "all its GPUs are offered: pods may use it", warning=False)
@@ -257,22 +249,16 @@ class PowerServer:
         except GpunodesError as error:
             log.warning("%s: %s", name, sentence(error))
 
-    def _notice_switched_off(self) -> None:
-        """Machines in service that someone else switched off."""
+    def _lost(self) -> list[str]:
+        """Machines in service whose node has not been ready for a while: someone else may have switched them off."""
         now = self._now()
-        with self._mutex:
-            bad = [
-                name
-                for name, each in self._nodes.items()
-                if not each.node.ready and (state := self._states.get(name)) and state.phase is Phase.ON
-            ]
-            self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
-            due = [name for name in bad if now - self._not_ready[name] >= AGAIN_S and self._is_due(name)]
-        for name, answer in zip(due, self._orders.map(self._ask, due), strict=True):
-            with self._mutex:
-                if answer is PowerState.OFF and self._states[name].phase is Phase.ON:
-                    reason = "it was switched off by someone else, and stays off until it is switched on"
-                    self._update({name: self._changed(self._states[name], Phase.BY_HAND, reason)})
+        bad = [
+            name
+            for name, each in self._nodes.items()
+            if not each.node.ready and (state := self._states.get(name)) and state.phase is Phase.ON
+        ]
+        self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
+        return [name for name in bad if now - self._not_ready[name] >= AGAIN_S]
 
     # Orders
 
@@ -289,7 +275,9 @@ class PowerServer:
         for name, state in changes.items():
             found = self._nodes.get(name)
             in_service = found and not found.is_starting and found.node.ready
-            changed[name] = dataclasses.replace(state, saved=found.saved() if found and in_service else state.saved)
+            changed[name] = dataclasses.replace(
+                state, saved=found.saved(self.plan.state_bytes) if found and in_service else state.saved
+            )
         self._update(changed)
         for name in changed:
             self._submit(name)

@@ -13,8 +13,11 @@ from gpunodes.autoscale.plan import TEMPLATE, NodeShape, node_shape
 from gpunodes.model import printable
 from gpunodes.shape import Maybe, Named, one_of
 
-_MAX_TEXT = 300
-"""Characters of a reason or an error that are kept."""
+_MAX_TEXT = 200
+"""Bytes of a reason or an error that are kept."""
+MOST_REST = 2 * _MAX_TEXT + 150
+"""Bytes of a state without what is saved of its node."""
+_MOST_NAMES = 500
 
 
 class Phase(StrEnum):
@@ -47,6 +50,30 @@ class SavedNode:
     shape: NodeShape
     annotations: Mapping[str, str]
 
+    def fitted(self, most: int) -> SavedNode:
+        """What of it fits into ``most`` bytes: taints and capacity always, then gpunodes' and NVIDIA's names first.
+
+        A node may write any number of labels and annotations to itself, and all states are in one ConfigMap.
+        """
+        left = most - len(_json([*self.shape.taints, self.shape.capacity]))
+        entries = [
+            *((_rank(key), len(_json([key, text])), "label", key) for key, text in self.shape.labels.items()),
+            *((_rank(key), len(_json([key, text])), "note", key) for key, text in self.annotations.items()),
+        ]
+        kept: set[tuple[str, str]] = set()
+        for _, size, kind, key in sorted(entries):
+            if size <= left and len(kept) < _MOST_NAMES:
+                kept.add((kind, key))
+                left -= size
+        labels = {key: text for key, text in self.shape.labels.items() if ("label", key) in kept}
+        notes = {key: text for key, text in self.annotations.items() if ("note", key) in kept}
+        return SavedNode(NodeShape(labels, self.shape.taints, self.shape.capacity), notes)
+
+
+def _rank(key: str) -> int:
+    prefixes = ("gpunodes.dev/", "nvidia.com/")
+    return next((number for number, prefix in enumerate(prefixes) if key.startswith(prefix)), len(prefixes))
+
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
@@ -66,14 +93,26 @@ class MachineState:
         saved = None
         if self.saved:
             saved = {**self.saved.shape.document(), "annotations": dict(self.saved.annotations)}
-        return json.dumps({
+        return _json({
             "phase": self.phase.value,
             "since": round(self.since),
-            "reason": printable(self.reason)[:_MAX_TEXT],
-            "error": printable(self.error)[:_MAX_TEXT],
+            "reason": _cut(self.reason),
+            "error": _cut(self.error),
             "used": round(self.used),
             "saved": saved,
         })  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    """ASCII: each character is a byte."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _cut(text: str) -> str:
+    text = printable(text)[:_MAX_TEXT]
+    while len(_json(text)) > _MAX_TEXT:
+        text = text[:-1]
+    return text
 
 
 _SHAPE = {

@@ -70,23 +70,33 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
         raise WrongInput(
             f"{', '.join(twice)}: another machine has the same node", "one node each", "see `gpunodes status`"
         )
-    known = {each.pool: each.template for each in machines if each.template}
+    seen = {each.pool: each.template for each in reversed(machines) if each.template}
+    unknown: Mapping[str, Any] = {"labels": {}, "taints": [], "capacity": {}}
+    used = {str(each.settings["gpunodes_bmc_verify"]).strip() for each in machines}
     return {
         "version": 1,
         **{key: float(settings[name]) for key, name in _LIMITS.items()},
+        # Once for all machines: the plan must fit into one ConfigMap.
+        "authorities": {path: text for path, text in cas.items() if path in used},
         "pools": {
-            name: {"min": each.least, "max": each.most, "priority": each.priority} for name, each in pools.items()
+            name: {
+                "min": each.least,
+                "max": each.most,
+                "priority": each.priority,
+                "template": seen.get(name) or unknown,
+            }
+            for name, each in pools.items()
         },
         "machines": {
             each.node: {
                 "pool": each.pool,
-                "bmc": _bmc(each.settings, cas),
+                "bmc": _bmc(each.settings),
                 "identity": {
                     "uuid": each.identity.system_uuid,
                     "serial": each.identity.serial,
                     "macs": list(each.identity.macs),
                 },
-                "template": each.template or known.get(each.pool) or {"labels": {}, "taints": [], "capacity": {}},
+                "capacity": (each.template or seen.get(each.pool) or unknown)["capacity"],
             }
             for each in machines
         },
@@ -97,17 +107,16 @@ def role_pools(settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str
     """What the role `autoscaler` needs of each pool: its priority, and what pods on spare machines ask for."""
     found: dict[str, dict[str, Any]] = {}
     for name, pool in scaled(settings["gpunodes_pools"]).items():
-        templates = [each["template"] for each in plan["machines"].values() if each["pool"] == name]
+        capacities = [each["capacity"] for each in plan["machines"].values() if each["pool"] == name]
         # One size for all pods: the smallest machine of the pool must hold it.
-        gpus = min((devices.counts(each["capacity"]).get(devices.GPU, 0) for each in templates), default=0)
-        taints = [dict(taint) for taint in templates[0]["taints"]] if templates else []
+        gpus = min((devices.counts(each).get(devices.GPU, 0) for each in capacities), default=0)
+        taints = [dict(taint) for taint in plan["pools"][name]["template"]["taints"]]
         found[name] = {"priority": pool.priority, "spare": pool.spare, "gpus": gpus, "taints": taints}
     return found
 
 
-def _bmc(settings: Mapping[str, Any], cas: Mapping[str, str]) -> dict[str, str]:
+def _bmc(settings: Mapping[str, Any]) -> dict[str, str]:
     found = {f"gpunodes_bmc_{key}": str(settings[f"gpunodes_bmc_{key}"] or "") for key in _BMC}
     verify = settings["gpunodes_bmc_verify"]
     text = "true" if verify in (None, "") else str(verify).strip()
-    # The path of a file on the controller means nothing in the pod: there it is the file's text.
-    return {**found, "gpunodes_bmc_verify": cas.get(text, text.lower())}
+    return {**found, "gpunodes_bmc_verify": text.lower() if text.lower() in ("true", "false") else text}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,12 @@ def test_the_bmc_of_another_machine_gets_no_order(
 def test_an_authority_of_the_plan_is_a_private_file(start: Start) -> None:
     machines, _ = start("obeys")
     text = "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"
-    found = machines._settings("w1", {"gpunodes_bmc_verify": text})
+    given = {"gpunodes_bmc_verify": "/home/me/ca.pem"}
+    machines.plan = dataclasses.replace(machines.plan, authorities={"/home/me/ca.pem": text})
+    found = machines._settings("w1", given)
     path = Path(found["gpunodes_bmc_verify"])
     assert path.read_text() == text
     assert path.stat().st_mode & 0o777 == 0o600
-    assert machines._settings("w1", {"gpunodes_bmc_verify": text}) == found, "one file for all machines"
+    assert machines._settings("w1", given) == found, "one file for all machines"
     assert found["gpunodes_bmc_password"] == "secret"
     path.unlink()

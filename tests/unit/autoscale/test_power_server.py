@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from gpunodes.autoscale.server import NotPossible
 from gpunodes.autoscale.state import Phase
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine.cluster.pods import Pod
+from gpunodes.engine.power import PowerState
 
 from tests.power_fleet import GPU, MemoryMachines, Site, node_object, parsed, uuid
 
@@ -220,9 +222,8 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     site.server.look()
     assert site.phases()["w1"] is Phase.ON, "it may be a network that is slow"
     site.time += 61
-    site.server._tried.clear()
-    site.server.look()
-    assert site.phases()["w1"] is Phase.BY_HAND
+    site.server._questions._asked.clear()
+    site.until(lambda: site.server.look() or site.phases()["w1"] is Phase.BY_HAND)
     with pytest.raises(NotPossible, match="switched off by someone else"):
         site.server.delete("h100", ["gpunodes://w1"])
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
@@ -270,6 +271,9 @@ def test_what_the_autoscaler_asks_wrongly_is_refused(site: Site) -> None:
     for ask in (
         lambda: site.server.size("v100"),
         lambda: site.server.increase("h100", 3),
+        lambda: site.server.increase("h100", 0),
+        lambda: site.server.increase("h100", -1),
+        lambda: site.server.decrease("h100", -1),
         lambda: site.server.delete("h100", ["gpunodes://w3"]),
         lambda: site.server.delete("h100", ["aws://w1"]),
         lambda: site.server.decrease("h100", 1),
@@ -323,6 +327,60 @@ def test_a_machine_that_left_the_plan_is_forgotten(site: Site) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": "on"}', '{"phase": 1e999}', "[" * 100_000])
 def test_a_state_that_is_none_counts_as_unknown(text: str) -> None:
     assert state.parse(text) is None
+
+
+def test_a_bmc_that_hangs_delays_no_other_machine(site: Site) -> None:
+    in_service(site, "w3")
+    hangs = threading.Event()
+
+    def state(name: str) -> PowerState:
+        if name == "w3":
+            assert hangs.wait(10)
+        return PowerState.OFF
+
+    site.machines.state = state  # type: ignore[method-assign]  # a BMC that hangs
+    server = site.server = site.new_server()
+    site.store.objects["w3"]["status"]["conditions"][0]["status"] = "Unknown"
+    server.look()
+    site.time += 61
+    server.look()
+    server.increase("h100", 1)
+    site.boots("w1")
+    server.look()
+    server.look()
+    assert site.phases() == {"w1": Phase.ON, "w2": Phase.OFF, "w3": Phase.ON}
+    hangs.set()
+    site.until(lambda: server.look() or site.phases()["w3"] is Phase.BY_HAND)
+
+
+def test_a_node_that_writes_much_to_itself_fills_no_state(site: Site) -> None:
+    """All states are in one ConfigMap, which has at most 1 MiB."""
+    notes = {f"x/{number}": "y" * 1000 for number in range(1000)} | {"gpunodes.dev/repairs": "2026-11-01T00:00:00Z"}
+    labels = {"nvidia.com/gpu.product": "H100", "gpunodes.dev/pool": "h100"}
+    in_service(site, "w1", annotations={**notes, "gpunodes.dev/a": "z" * 200_000}, labels=labels)
+    assert len(site.store.texts["w1"]) <= 32_000
+    saved = site.store.states()["w1"].saved
+    assert saved
+    assert saved.annotations["gpunodes.dev/repairs"] == "2026-11-01T00:00:00Z"
+    assert labels.items() <= saved.shape.labels.items()
+    fitted = saved.fitted(300)
+    assert "gpunodes.dev/repairs" in fitted.annotations
+    assert labels.items() <= fitted.shape.labels.items()
+    assert not [key for key in fitted.annotations if key.startswith("x/")]
+
+
+@pytest.mark.parametrize("machines", [1, 100, 1000])
+def test_the_states_of_all_machines_fit_into_one_config_map(machines: int) -> None:
+    planned = parsed({f"w{number}": "h100" for number in range(machines)}, {"h100": (0, machines, 0)})
+    node = nodes.seen(
+        node_object("w1", labels={f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(400)}), "p"
+    )
+    assert node
+    text = '"\N{GREEK CAPITAL LETTER OMEGA}' * 300
+    saved = node.saved(planned.state_bytes)
+    each = state.MachineState(Phase.GIVING_UP, 1.8e9, text, text, 1.8e9, saved)
+    assert machines * (len(each.text()) + len("worker-1234")) < 1_048_576
+    assert state.parse(each.text()) is not None
 
 
 def test_templates_are_as_seen_before_as_planned(site: Site) -> None:

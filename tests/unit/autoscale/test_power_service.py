@@ -75,7 +75,7 @@ def test_an_error_is_a_sentence(ask: Ask) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         ask("NodeGroupIncreaseSize", id="h100", delta=3)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "2 machines that can be switched on" in caught.value.details()
+    assert "the pool h100 has 0 machines on" in caught.value.details()
     with pytest.raises(grpc.RpcError) as caught:
         ask("NodeGroupTargetSize", id="nothing")
     assert "there is no pool nothing" in caught.value.details()

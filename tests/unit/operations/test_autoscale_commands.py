@@ -149,14 +149,14 @@ def test_a_machine_that_cannot_be_prepared_ends_it_before_the_plan(place: Object
 
 def test_a_machine_that_is_off_keeps_its_place_and_what_was_seen_of_it(place: Objects, run: Run) -> None:
     run("up", "--yes")
-    saved = place.seen_nodes()["w2"].saved()
+    saved = place.seen_nodes()["w2"].saved(4000)
     place.texts["w2"] = MachineState(Phase.OFF, 1.0, "nothing needs it", saved=saved).text()
     del place.objects["w2"]
     place.registered.clear()
     code, _, err = run("up", "--yes")
     assert code == ExitCode.DONE, err
     assert place.registered == ["w1"], "the other one is off"
-    assert place.document["machines"]["w2"]["template"]["capacity"]["nvidia.com/gpu"] == "2"
+    assert place.document["machines"]["w2"]["capacity"]["nvidia.com/gpu"] == "2"
 
 
 @pytest.mark.parametrize(

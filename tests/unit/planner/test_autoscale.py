@@ -27,7 +27,7 @@ def cluster(**given: Any) -> dict[str, Any]:
 def test_the_document_is_one_that_the_server_reads() -> None:
     found = plan.parse(document(cluster(), [machine("w1"), machine("w2", None)], {}))
     assert found.of_pool == {"h100": ("w1.node", "w2.node")}
-    assert found.machines["w2.node"].template.capacity == {"nvidia.com/gpu": "8"}, "as another machine of its pool"
+    assert found.machines["w2.node"].capacity == {"nvidia.com/gpu": "8"}, "as another machine of its pool"
     assert found.machines["w1.node"].identity.system_uuid == "u"
     assert found.boot_s == 1800.0
 
@@ -45,12 +45,13 @@ def test_the_document_has_no_password() -> None:
         ("", "true"),
         ("false", "false"),
         (False, "false"),
-        ("/etc/ca.pem", "-----BEGIN CERTIFICATE-----"),
+        ("/etc/ca.pem", "/etc/ca.pem"),
     ],
 )
-def test_the_certificate_authority_is_its_text(given: object, wanted: str) -> None:
+def test_the_text_of_a_certificate_authority_is_there_once(given: object, wanted: str) -> None:
     cas = {"/etc/ca.pem": "-----BEGIN CERTIFICATE-----"}
-    found = document(cluster(), [machine("w1", gpunodes_bmc_verify=given)], cas)
+    found = document(cluster(), [machine("w1", gpunodes_bmc_verify=given), machine("w2")], cas)
+    assert found["authorities"] == (cas if wanted in cas else {})
     assert found["machines"]["w1.node"]["bmc"]["gpunodes_bmc_verify"] == wanted
 
 

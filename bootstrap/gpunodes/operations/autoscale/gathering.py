@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.autoscale.nodes import SeenNode
+from gpunodes.autoscale.plan import bytes_of_one
 from gpunodes.autoscale.state import MachineState
 from gpunodes.engine import identities
 from gpunodes.engine.cluster.client import Cluster
@@ -60,6 +61,7 @@ def gather(
     }
     known = identities.recall_all(fleet.cluster_name, {name: each.address for name, each in machines.items()})
     matches = match_nodes(fleet, cluster.nodes(), {})
+    most = bytes_of_one(len(machines))
     found = []
     for name in machines:
         match, own = matches[name], known[name]
@@ -75,7 +77,7 @@ def gather(
                 settings.resolve(variables),
                 own,
                 node,
-                _template(nodes.get(node), states.get(node)),
+                _template(nodes.get(node), states.get(node), most),
             )
         )
     wrong = list(autoscale.problems(found, own_image=bool(given["gpunodes_power_image"])))
@@ -90,8 +92,8 @@ def gather(
     )
 
 
-def _template(node: SeenNode | None, state: MachineState | None) -> dict[str, Any] | None:
-    saved = node.saved() if node and node.node.ready else state.saved if state else None
+def _template(node: SeenNode | None, state: MachineState | None, most: int) -> dict[str, Any] | None:
+    saved = node.saved(most) if node and node.node.ready else state.saved if state else None
     return saved.shape.document() if saved else None
 
 
