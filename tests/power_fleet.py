@@ -47,6 +47,7 @@ def document(machines: Mapping[str, str], pools: Mapping[str, tuple[int, int, in
             for name, (least, most, priority) in pools.items()
         },
         "authorities": {},
+        "proof_image": "registry.example/plugin:1",
         "machines": {
             name: {
                 "pool": pool,
@@ -89,6 +90,10 @@ class MemoryStore:
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, list[Pod]] = {}
+        self.proofs: dict[str, dict[str, Any]] = {}
+        """Pods that prove GPUs, by path: they succeed at once, but on ``broken`` nodes, or while it is ``slow``."""
+        self.broken: set[str] = set()
+        self.slow = False
         self.texts: dict[str, str] = {}
         self.version = 0
         self.events: list[tuple[str, str, str]] = []
@@ -136,6 +141,21 @@ class MemoryStore:
                     item["metadata"][kind][key] = value
         if "taints" in patch.get("spec", {}):
             item["spec"]["taints"] = patch["spec"]["taints"]
+
+    def pod(self, path: str) -> dict[str, Any] | None:
+        return self.proofs.get(path)
+
+    def create_pod(self, path: str, pod: dict[str, Any]) -> None:
+        phase = "Failed" if pod["spec"]["nodeName"] in self.broken else "Succeeded"
+        status = {"phase": phase if not self.slow else "Pending"}
+        self.proofs[f"{path}/{pod['metadata']['name']}"] = {**pod, "status": status}
+
+    def log(self, path: str) -> str:
+        [container] = self.proofs[path]["spec"]["containers"]
+        return "GPU 0: H100 (UUID: GPU-0)\n" * int(container["resources"]["limits"][GPU])
+
+    def delete_pod(self, path: str) -> None:
+        self.proofs.pop(path, None)
 
     def delete_node(self, name: str, boot_id: str) -> None:
         found = self.objects.get(name)
@@ -198,7 +218,7 @@ class Site:
         server = PowerServer(self.plan, self.store, self.machines, lambda: self.time)  # type: ignore[arg-type]  # stand-ins
         server.begin()
         # Machines without a node are known when their BMCs have answered.
-        self.until(lambda: server.look() or set(self.plan.machines) <= set(self.phases()))
+        self.looks_until(server, lambda: set(self.plan.machines) <= set(self.phases()))
         return server
 
     def phases(self) -> dict[str, Phase]:
@@ -210,6 +230,15 @@ class Site:
         while not seen():
             assert time.monotonic() < deadline, self.store.texts
             time.sleep(0.01)
+
+    def looks_until(self, server: PowerServer, seen: Callable[[], object]) -> None:
+        """Let a server look at the cluster until something is seen."""
+
+        def look() -> object:
+            server.look()
+            return seen()
+
+        self.until(look)
 
     def settle(self, wanted: Mapping[str, Phase]) -> None:
         """Wait until machines have these phases in the store."""

@@ -18,6 +18,7 @@ from typing import Any
 from gpunodes.autoscale import plan, service
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn
+from gpunodes.autoscale.proof import NAMESPACE
 from gpunodes.autoscale.server import PowerServer
 from gpunodes.autoscale.store import POOL_LABEL, Store
 from gpunodes.engine.cluster import connection
@@ -30,6 +31,7 @@ from tests.power_fleet import GPU, document, node_object
 from .apiserver import MINOR, ApiServer, cache
 
 BOOT_S, GPUS_S = 2.0, 4.0
+_PROOFS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _OPTIONS = {
     "cloud-provider": "externalgrpc",
     "startup-taint": "gpunodes.dev/starting",
@@ -47,8 +49,15 @@ _OPTIONS = {
 """The options of the role `autoscaler`, with shorter times."""
 
 
+class StoreWithLogs(Store):
+    """The store; a simulated kubelet has no logs, so that of a pod is made here."""
+
+    def log(self, path: str) -> str:
+        return "GPU 0: H100 (UUID: GPU-0)\nGPU 1: H100 (UUID: GPU-1)\n"
+
+
 class SimulatedMachines:
-    """The machines of a plan: ``refuses`` have a BMC that refuses, ``dead`` ones never register."""
+    """The machines of a plan: BMCs of ``refuses`` refuse, ``dead`` ones never register, GPUs of ``broken`` fail."""
 
     def __init__(self, server: ApiServer, planned: Plan) -> None:
         self.plan = planned
@@ -57,6 +66,7 @@ class SimulatedMachines:
         self.orders: list[tuple[str, str]] = []
         self.refuses: set[str] = set()
         self.dead: set[str] = set()
+        self.broken: set[str] = set()
         self._mutex = threading.Lock()
 
     def state(self, name: str) -> PowerState:
@@ -93,6 +103,14 @@ class SimulatedMachines:
         status["capacity"][GPU] = status["allocatable"][GPU] = "2"
         self._status(name, status)
 
+    def end_proofs(self) -> None:
+        """What the kubelets do with the pods that prove GPUs."""
+        for item in self._server.call("GET", _PROOFS)["items"]:
+            phase = "Failed" if item["spec"]["nodeName"] in self.broken else "Succeeded"
+            if item["status"].get("phase") != phase:
+                path = f"{_PROOFS}/{item['metadata']['name']}/status"
+                self._server.call("PATCH", path, {"status": {"phase": phase}}, "application/merge-patch+json")
+
     def _status(self, name: str, status: Mapping[str, Any]) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         conditions = [
@@ -112,13 +130,16 @@ def running(
     fleet = SimulatedMachines(server, planned)
     with contextlib.ExitStack() as held:
         session = held.enter_context(contextlib.closing(server_session(server)))
-        power = PowerServer(planned, Store(session), fleet)
+        restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
+        server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": restricted}})
+        server.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}})
+        power = PowerServer(planned, StoreWithLogs(session), fleet)
         power.begin()
         address = f"unix://{server.folder}/power"
         listening = service.start(power, address)
         held.callback(lambda: listening.stop(None).wait())
         stop = threading.Event()
-        looking = threading.Thread(target=_look, args=(power, stop), daemon=True)
+        looking = threading.Thread(target=_look, args=(power, fleet, stop), daemon=True)
         looking.start()
         held.callback(looking.join, 10)
         held.callback(stop.set)
@@ -134,8 +155,9 @@ def server_session(server: ApiServer) -> Session:
     return Session(connection.here(sys.executable, server.kubeconfig))
 
 
-def _look(power: PowerServer, stop: threading.Event) -> None:
+def _look(power: PowerServer, machines: SimulatedMachines, stop: threading.Event) -> None:
     while not stop.wait(1):
+        machines.end_proofs()
         power.look()
 
 

@@ -69,6 +69,15 @@ def test_a_bmc_that_refuses_and_a_boot_that_never_registers(site: Site) -> None:
     assert not site.machines.on
 
 
+def test_a_node_whose_gpus_no_pod_can_use_gets_none_and_another_machine_starts(site: Site) -> None:
+    site.machines.broken = {"h1"}
+    site.pod("first")
+    site.until(lambda: site.node_of("first"), 150)
+    assert site.node_of("first") != "h1"
+    site.until(lambda: "h1" not in site.machines.on, 150)
+    assert site.started()[0] == "h1"
+
+
 def test_plan_passwords_and_states_in_the_cluster(tmp_path: Path) -> None:
     """As `gpunodes autoscale` writes them, and as a pod reads them with the token of its account."""
     with apiserver.running(tmp_path) as server:

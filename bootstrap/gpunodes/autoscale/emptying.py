@@ -5,7 +5,7 @@ The autoscaler drained it. But an autoscaler that starts anew takes its taints a
 
 from __future__ import annotations
 
-from gpunodes.autoscale import nodes
+from gpunodes.autoscale import nodes, proof
 from gpunodes.autoscale.store import Store
 from gpunodes.errors import GpunodesError
 from gpunodes.operations.drain import must_leave
@@ -21,7 +21,7 @@ class StillUsed(GpunodesError):  # noqa: N818 - reads as the sentence it makes
 def keep_empty(store: Store, name: str) -> None:
     """Keep new pods off a node, and check that none is left; raises StillUsed, and undoes it, if pods run there."""
     store.change(name, nodes.stopping)
-    pods = [pod.full_name for pod in store.pods_on(name) if must_leave(pod)]
+    pods = [pod.full_name for pod in store.pods_on(name) if must_leave(pod) and pod.namespace != proof.NAMESPACE]
     if pods:
         store.change(name, nodes.stays)
         raise StillUsed(f"pods run on it: {', '.join(pods[:_SHOWN])}")

@@ -27,6 +27,7 @@ _SHAPE = {
     "idle_s": float,
     "boot_s": float,
     "scan_s": float,
+    "proof_image": str,
     "authorities": Named(str, 100),
     "pools": Named({"min": int, "max": int, "priority": int, "template": TEMPLATE}, 1000, _LABEL),
     "machines": Named(
@@ -102,6 +103,8 @@ class Plan:
     scan_s: float = 10.0
     of_pool: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The names of a pool's machines, sorted."""
+    proof_image: str = ""
+    """Image with nvidia-smi of the pods that prove GPUs."""
     authorities: Mapping[str, str] = field(default_factory=dict)
     """Texts of CA files in PEM, by what gpunodes_bmc_verify of machines has."""
 
@@ -140,7 +143,14 @@ def parse(document: Any) -> Plan:
         pool: tuple(sorted(name for name, each in machines.items() if each.pool == pool)) for pool in sorted(pools)
     }
     limits = {key: float(document[key]) for key in ("idle_s", "boot_s", "scan_s")}
-    return Plan(pools, machines, of_pool=of_pool, authorities=document["authorities"], **limits)
+    return Plan(
+        pools,
+        machines,
+        of_pool=of_pool,
+        proof_image=document["proof_image"],
+        authorities=document["authorities"],
+        **limits,
+    )
 
 
 def _machine(name: str, document: Mapping[str, Any]) -> PlannedMachine:

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpunodes.autoscale import decisions, emptying, nodes
+from gpunodes.autoscale import decisions, emptying, nodes, proof
 from gpunodes.autoscale.decisions import Size, World
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
+from gpunodes.autoscale.proof import NotProven
 from gpunodes.autoscale.questions import Questions
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Overtaken, Store
@@ -241,13 +242,24 @@ class PowerServer:
             if found.is_starting and saved and nodes.restored(found, saved):
                 self._store.change(name, lambda node: nodes.restored(node, saved))
             expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
-            if found.is_starting and not nodes.not_in_service(found, expected):
+            if found.is_starting and not nodes.not_in_service(found, expected) and self._is_proven(name, found):
                 self._store.change(name, nodes.lifted)
-                self._store.event(name, "InService", "all its GPUs are offered: pods may use it", warning=False)
+                self._store.event(name, "InService", "a pod has used its GPUs: others may now", warning=False)
             if nodes.kept_on(found, why):
                 self._store.change(name, lambda node: nodes.kept_on(node, why))
         except GpunodesError as error:
             log.warning("%s: %s", name, sentence(error))
+
+    def _is_proven(self, name: str, found: SeenNode) -> bool:
+        """Whether a pod has used the GPUs of a node that starts; a failed one is its machine's error."""
+        try:
+            return not proof.proven(self._store, found, self.plan.proof_image)
+        except NotProven as error:
+            log.warning("%s: %s", name, sentence(error))
+            with self._mutex:
+                if self._states[name].phase is Phase.STARTING:
+                    self._update({name: dataclasses.replace(self._states[name], error=sentence(error))})
+            return False
 
     def _lost(self) -> list[str]:
         """Machines in service whose node has not been ready for a while: someone else may have switched them off."""

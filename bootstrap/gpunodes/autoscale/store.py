@@ -19,6 +19,7 @@ from gpunodes.repair.switched_off import CONFIG_MAP as NAME
 POOL_LABEL = "gpunodes.dev/pool"
 _MAPS = "/api/v1/namespaces/kube-system/configmaps"
 _MERGE = "application/merge-patch+json"
+_MAX_LOG = 64 << 10
 
 
 class Overtaken(GpunodesError):  # noqa: N818 - reads as the sentence it makes
@@ -79,6 +80,31 @@ class Store(Cluster):
             return make(found) if found else None
 
         self._change(name, patch)
+
+    def pod(self, path: str) -> Mapping[str, Any] | None:
+        """A pod as the API has it; None if it does not exist."""
+        found: Mapping[str, Any] | None = self._find(path)
+        return found
+
+    def create_pod(self, path: str, pod: Mapping[str, Any]) -> None:
+        """Create a pod; one that exists is no error."""
+        try:
+            self._call("POST", path, pod)
+        except Refused as error:
+            if error.status != CONFLICT:
+                raise
+
+    def log(self, path: str) -> str:
+        """The last lines of a pod's log."""
+        return str(self._call("GET", f"{path}/log?tailLines=200&limitBytes={_MAX_LOG}").body["message"])
+
+    def delete_pod(self, path: str) -> None:
+        """Delete a pod; one that is gone is no error."""
+        try:
+            self._call("DELETE", path)
+        except Refused as error:
+            if error.status != NOT_FOUND:
+                raise
 
     def delete_node(self, name: str, boot_id: str) -> None:
         """Delete a node unless it is of another boot than ``boot_id``, "" for any; a node that is gone is no error."""

@@ -76,6 +76,7 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
     return {
         "version": 1,
         **{key: float(settings[name]) for key, name in _LIMITS.items()},
+        "proof_image": str(settings["gpunodes_device_plugin_image"]),
         # Once for all machines: the plan must fit into one ConfigMap.
         "authorities": {path: text for path, text in cas.items() if path in used},
         "pools": {

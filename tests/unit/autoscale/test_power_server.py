@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from gpunodes.autoscale import nodes, state
+from gpunodes.autoscale import nodes, proof, state
 from gpunodes.autoscale.server import NotPossible
 from gpunodes.autoscale.state import Phase
 from gpunodes.autoscale.store import Overtaken
@@ -24,13 +24,18 @@ def site() -> Site:
     return Site(parsed(THREE, POOLS))
 
 
+def looks(site: Site) -> None:
+    """It sees the node, sees that its GPUs are proven, and that it is in service."""
+    for _ in range(3):
+        site.server.look()
+
+
 def in_service(site: Site, name: str, **more: object) -> None:
     """Switch a machine on, let it boot, and bring it into service."""
     site.server.increase(site.plan.machines[name].pool, 1)
     site.settle({name: Phase.STARTING})
     site.boots(name, **more)
-    site.server.look()
-    site.server.look()
+    looks(site)
     assert site.phases()[name] is Phase.ON
 
 
@@ -60,7 +65,7 @@ def test_a_machine_boots_and_serves_when_it_offers_all_its_gpus(site: Site) -> N
     site.server.look()
     assert site.store.seen_nodes()["w1"].is_starting, "it offers no GPUs yet"
     site.store.objects["w1"]["status"]["allocatable"][GPU] = "2"
-    site.server.look()
+    looks(site)
     assert not site.store.seen_nodes()["w1"].is_starting
     site.server.look()
     assert site.phases()["w1"] is Phase.ON
@@ -114,6 +119,61 @@ def test_a_node_gets_back_what_it_had(site: Site) -> None:
     assert {taint["key"] for taint in found["spec"]["taints"]} >= {"team"}
     site.server.look()
     assert {taint["key"] for taint in found["spec"]["taints"]} == {"team"}
+
+
+def test_pods_get_a_node_when_one_has_used_all_its_gpus(site: Site) -> None:
+    site.store.slow = True
+    site.server.increase("t4", 1)
+    site.boots("w3")
+    looks(site)
+    assert site.phases()["w3"] is Phase.STARTING
+    assert site.store.seen_nodes()["w3"].is_starting
+    [pod] = site.store.proofs.values()
+    assert pod["spec"]["nodeName"] == "w3"
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {GPU: "2"}
+    pod["status"]["phase"] = "Succeeded"
+    looks(site)
+    assert site.phases()["w3"] is Phase.ON
+    assert not site.store.proofs
+    assert site.store.objects["w3"]["metadata"]["annotations"]["gpunodes.dev/gpu-boot"] == "boot-w3"
+
+
+@pytest.mark.parametrize("broken", ["exit code", "fewer GPUs"])
+def test_a_node_whose_gpus_do_not_work_is_an_error_and_no_pod_gets_it(
+    site: Site, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken == "exit code":
+        site.store.broken = {"w3"}
+    else:
+        monkeypatch.setattr(site.store, "log", lambda path: "GPU 0: H100 (UUID: GPU-0)")
+    site.server.increase("t4", 1)
+    site.boots("w3")
+    looks(site)
+    assert site.store.seen_nodes()["w3"].is_starting
+    [(name, found)] = site.server.instances("t4")
+    assert name == "w3"
+    assert found.error.startswith("a pod that requests its 2 nvidia.com/gpu fails")
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.FAILED})
+
+
+def test_a_pod_that_proves_gpus_keeps_no_machine_on(site: Site) -> None:
+    site.server.increase("t4", 1)
+    site.boots("w3", gpus=0)
+    proof = Pod("gpunodes-proof", "p", "1", "", mirror=False, finished=False, ending=False)
+    site.store.pods["w3"] = [proof]
+    site.time += 121
+    site.server.look()
+    site.settle({"w3": Phase.FAILED})
+
+
+def test_shares_of_gpus_are_proven_one_by_one() -> None:
+    labels = {"nvidia.com/gpu.count": "2"}
+    for gpus, wanted in ((2, "2"), (8, "1")):
+        node = nodes.seen(node_object("w1", gpus=gpus, labels=labels), "p")
+        assert node
+        found = proof.pod(node, "image")["spec"]["containers"][0]["resources"]["limits"]
+        assert found == {GPU: wanted if node.node.labelled else str(gpus)}
 
 
 def test_fewer_gpus_than_before_are_not_in_service(site: Site) -> None:
@@ -175,8 +235,7 @@ def test_a_killed_server_goes_on_where_it_was(site: Site) -> None:
     site.until(lambda: sorted(site.machines.orders) == [("w1", "off"), ("w3", "on")])
     killed.gate.set()
     site.boots("w3", labels={"gpunodes.dev/pool": "t4"})
-    site.server.look()
-    site.server.look()
+    looks(site)
     assert site.phases()["w3"] is Phase.ON
 
 
@@ -223,7 +282,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     assert site.phases()["w1"] is Phase.ON, "it may be a network that is slow"
     site.time += 61
     site.server._questions._asked.clear()
-    site.until(lambda: site.server.look() or site.phases()["w1"] is Phase.BY_HAND)
+    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
     with pytest.raises(NotPossible, match="switched off by someone else"):
         site.server.delete("h100", ["gpunodes://w1"])
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
@@ -234,8 +293,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
 def test_a_machine_that_someone_switched_on_serves(site: Site) -> None:
     site.machines.on.add("w2")
     site.boots("w2")
-    site.server.look()
-    site.server.look()
+    looks(site)
     assert site.phases()["w2"] is Phase.ON
     assert "someone else" in site.store.states()["w2"].reason
     assert not site.store.seen_nodes()["w2"].is_starting
@@ -249,8 +307,7 @@ def test_the_least_recently_used_starts_first_and_each_within_30_days(site: Site
     site.server.increase("h100", 1)
     site.settle({"w2": Phase.STARTING})
     site.boots("w2")
-    site.server.look()
-    site.server.look()
+    looks(site)
     site.time += 31 * 86400
     site.server.look()
     assert site.phases()["w1"] is Phase.STARTING, "it was off for 31 days"
@@ -346,11 +403,10 @@ def test_a_bmc_that_hangs_delays_no_other_machine(site: Site) -> None:
     server.look()
     server.increase("h100", 1)
     site.boots("w1")
-    server.look()
-    server.look()
+    looks(site)
     assert site.phases() == {"w1": Phase.ON, "w2": Phase.OFF, "w3": Phase.ON}
     hangs.set()
-    site.until(lambda: server.look() or site.phases()["w3"] is Phase.BY_HAND)
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.BY_HAND)
 
 
 def test_a_node_that_writes_much_to_itself_fills_no_state(site: Site) -> None:
