@@ -53,6 +53,7 @@ def document(machines: Mapping[str, str], pools: Mapping[str, tuple[int, int, in
                 "pool": pool,
                 "bmc": {"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": f"{name}.bmc.example"},
                 "identity": {"uuid": uuid(name), "serial": "", "macs": []},
+                "address": "127.0.0.1",
                 "capacity": CAPACITY,
             }
             for name, pool in machines.items()

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gpunodes.autoscale.nodes import POWER_OFF
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.session import Session
 from gpunodes.operations.autoscale.objects import PASSWORDS, Objects
+from gpunodes.planner import registration
 
 from tests import redfish
 from tests.power_fleet import document, uuid
@@ -76,6 +78,42 @@ def test_a_node_whose_gpus_no_pod_can_use_gets_none_and_another_machine_starts(s
     assert site.node_of("first") != "h1"
     site.until(lambda: "h1" not in site.machines.on, 150)
     assert site.started()[0] == "h1"
+
+
+def test_a_machine_without_a_bmc_reads_its_node_and_shuts_down(tmp_path: Path) -> None:
+    """The program of such a machine against the real API; only its files and `systemctl` are the test's."""
+    with apiserver.running(tmp_path) as server:
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "w1"}}
+        server.call("POST", "/api/v1/nodes", node)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        for text in ("of-another-boot", boot):
+            assert not (tmp_path / "off").exists()
+            patch = {"metadata": {"annotations": {POWER_OFF: text}}}
+            server.call("PATCH", "/api/v1/nodes/w1", patch, "application/merge-patch+json")
+            _run_power_off(server, tmp_path)
+        assert (tmp_path / "off").read_text() == "poweroff\n"
+
+
+def _run_power_off(server: apiserver.ApiServer, folder: Path) -> None:
+    """Run the program until its file is gone, which ends it."""
+    spec = registration.registered("w1", {}, [], without_bmc=True)
+    [text] = [file.content for file in spec.files if file.path.endswith("sbin/gpunodes-power-off")]
+    pem, systemctl, program = folder / "client.pem", folder / "systemctl", folder / "power-off"
+    pem.write_text((folder / "admin.crt").read_text() + (folder / "admin.key").read_text())
+    systemctl.write_text(f"#!/bin/sh\necho $1 >{folder}/off\n")
+    systemctl.chmod(0o755)
+    for path, own in {
+        "/etc/kubernetes/kubelet.conf": server.kubeconfig,
+        "/etc/kubernetes/pki/ca.crt": folder / "ca.crt",
+        "/var/lib/kubelet/pki/kubelet-client-current.pem": pem,
+        '"systemctl"': f'"{systemctl}"',
+        "time.sleep(10)": "os.unlink(__file__)",
+    }.items():
+        assert path in text
+        text = text.replace(path, str(own))
+    program.write_text(text)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == ""
 
 
 def test_plan_passwords_and_states_in_the_cluster(tmp_path: Path) -> None:

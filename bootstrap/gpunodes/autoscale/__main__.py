@@ -49,7 +49,7 @@ def _serve(arguments: argparse.Namespace, stop: threading.Event) -> int:
     session = Session(connection.here(sys.executable, kubeconfig))
     store = Store(session)
     leases = Leases(store, "the power server")
-    server = PowerServer(planned, store, BmcMachines(planned, arguments.passwords, leases))
+    server = PowerServer(planned, store, BmcMachines(planned, arguments.passwords, leases, store.ask_off))
     server.begin()
     listening = service.start(server, arguments.listen)
     log.info("%d machines in %d pools", len(planned.machines), len(planned.pools))

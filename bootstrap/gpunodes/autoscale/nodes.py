@@ -21,6 +21,8 @@ STOPPING = "gpunodes.dev/stopping"
 """Taint of a node whose machine is about to be switched off: the autoscaler takes its own away when it starts anew."""
 DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 """Annotation with which the autoscaler leaves a node alone."""
+POWER_OFF = "gpunodes.dev/power-off"
+"""Annotation with the boot id in which a machine without a BMC shuts itself down (``planner/registration.py``)."""
 _MARK = "gpunodes.dev/autoscaler-disabled"
 """Annotation: DISABLED was set by this server, not by a user."""
 # What the kubelet, the network add-on, the node controller and the autoscaler write themselves.
@@ -34,6 +36,7 @@ _ANNOTATIONS_OF_OTHERS = (
     "cluster-autoscaler.kubernetes.io/",
     "alpha.kubernetes.io/",
     _MARK,
+    POWER_OFF,
 )
 _TAINTS_OF_OTHERS = ("node.kubernetes.io/", "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")

@@ -35,6 +35,7 @@ _SHAPE = {
             "pool": _LABEL,
             "bmc": Named(str, 20, Pattern("a setting", r"gpunodes_bmc_[a-z_]+")),
             "identity": {"uuid": str, "serial": str, "macs": Many(str, 64)},
+            "address": str,
             "capacity": _TEXTS,
         },
         _MACHINES,
@@ -86,6 +87,8 @@ class PlannedMachine:
     bmc: Mapping[str, str]
     """Its settings gpunodes_bmc_*, without the password."""
     identity: MachineIdentity
+    address: str
+    """Where its kubelet listens: that shows whether a machine without a BMC is on."""
     capacity: Mapping[str, str]
     """The resources of its node as it was last seen, empty if it never was."""
 
@@ -156,4 +159,4 @@ def parse(document: Any) -> Plan:
 def _machine(name: str, document: Mapping[str, Any]) -> PlannedMachine:
     known = document["identity"]
     identity = MachineIdentity(name, system_uuid=known["uuid"], serial=known["serial"], macs=tuple(known["macs"]))
-    return PlannedMachine(name, document["pool"], document["bmc"], identity, document["capacity"])
+    return PlannedMachine(name, document["pool"], document["bmc"], identity, document["address"], document["capacity"])

@@ -8,16 +8,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gpunodes.autoscale.plan import Plan
+from gpunodes import settings
+from gpunodes.autoscale.plan import Plan, PlannedMachine
 from gpunodes.engine import power as powers
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import MachineControl
-from gpunodes.engine.power import Order, PowerProblem, PowerState
+from gpunodes.engine.power import Order, PowerProblem, PowerState, kinds
 from gpunodes.errors import GpunodesError
+from gpunodes.identity.values import macs
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
 _POLL_S = 5.0
+KUBELET = 10250
+"""The port of the kubelet, which control planes reach on each node: a machine that is on responds there in any way."""
 
 
 class AlreadyOn(GpunodesError):  # noqa: N818 - reads as the sentence it makes
@@ -41,10 +45,21 @@ class PoweredMachines(Protocol):
 
 
 class BmcMachines:
-    """The machines of a plan. ``passwords`` is a folder with a file for each machine that has a password."""
+    """The machines of a plan. ``passwords`` is a folder with a file for each machine that has a password.
 
-    def __init__(self, plan: Plan, passwords: Path, leases: Leases, shutdown_s: float = SHUTDOWN_S) -> None:
+    ``ask_off`` lets a machine without a BMC shut itself down.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        passwords: Path,
+        leases: Leases,
+        ask_off: Callable[[str], None],
+        shutdown_s: float = SHUTDOWN_S,
+    ) -> None:
         self.plan = plan
+        self._ask_off = ask_off
         self._passwords = passwords
         self._leases = leases
         self._shutdown_s = shutdown_s
@@ -73,7 +88,7 @@ class BmcMachines:
             bmc = self._bmc(name)
             before()
             self._leases.confirm(name)
-            if not self._is_shut_down(bmc):
+            if not self._is_shut_down(name, bmc):
                 self._leases.confirm(name)
                 powers.change(bmc, Order.OFF)
                 powers.off_within(bmc, self._shutdown_s, _POLL_S)
@@ -85,7 +100,24 @@ class BmcMachines:
     def _bmc(self, name: str) -> powers.Power:
         """The BMC of a machine, if it is that machine's."""
         machine = self.plan.machines[name]
+        if machine.bmc.get("gpunodes_bmc_type") == kinds.WOL:
+            return self._woken(machine)
         return MachineControl(name, "", self._settings(name, machine.bmc), 0.0, machine.identity).own_power()
+
+    def _woken(self, machine: PlannedMachine) -> powers.Power:
+        """A machine without a BMC; its MAC address must be one that it reported, where it reported any."""
+        reported = machine.identity.macs
+        access = kinds.access(machine.name, settings.resolve(machine.bmc), (machine.address, KUBELET), reported)
+        if access is None:  # its kind is wol
+            raise AssertionError(machine.name)
+        own, woken = macs(reported), macs(access.macs)
+        if own and woken and not own & woken:
+            raise PowerProblem(
+                powers.Trouble.WRONG_MACHINE,
+                f"{machine.name} has no interface {', '.join(access.macs)}: it reported {', '.join(reported)}",
+                "correct gpunodes_bmc_mac, then `gpunodes autoscale up`",
+            )
+        return kinds.connect(machine.name, access)
 
     def _settings(self, name: str, given: Mapping[str, str]) -> dict[str, str]:
         # Read each time: the kubelet replaces the file when a password was changed.
@@ -106,9 +138,12 @@ class BmcMachines:
             self._authorities[text] = path
         return self._authorities[text]
 
-    def _is_shut_down(self, bmc: powers.Power) -> bool:
+    def _is_shut_down(self, name: str, bmc: powers.Power) -> bool:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""
         if bmc.state() is not PowerState.OFF:
+            if self.plan.machines[name].bmc.get("gpunodes_bmc_type") == kinds.WOL:
+                self._ask_off(name)
+                return powers.off_within(bmc, self._shutdown_s, _POLL_S)
             try:
                 bmc.order(Order.SHUTDOWN)
             except PowerProblem as problem:

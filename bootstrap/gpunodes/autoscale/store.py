@@ -81,6 +81,10 @@ class Store(Cluster):
 
         self._change(name, patch)
 
+    def ask_off(self, name: str) -> None:
+        """Mark a node so that its machine shuts itself down, in this boot."""
+        self.change(name, lambda found: {"metadata": {"annotations": {nodes.POWER_OFF: found.node.boot_id}}})
+
     def pod(self, path: str) -> Mapping[str, Any] | None:
         """A pod as the API has it; None if it does not exist."""
         found: Mapping[str, Any] | None = self._find(path)

@@ -16,7 +16,7 @@ _LIMITS = {
     "boot_s": "gpunodes_autoscale_boot_timeout",
     "scan_s": "gpunodes_autoscale_scan_interval",
 }
-_BMC = ("type", "address", "user", "system", "verify", "command", "identity")
+_BMC = ("type", "address", "user", "system", "verify", "command", "identity", "mac")
 """The settings gpunodes_bmc_* of the plan; the password is in a Secret."""
 
 
@@ -30,6 +30,8 @@ class ScaledMachine:
     identity: MachineIdentity
     node: str = ""
     """The name of its node, also while the machine is off; "" if it never joined."""
+    address: str = ""
+    """The address of its node, or of the machine while it is off."""
     template: Mapping[str, Any] | None = None
     """Labels, taints and capacity of its node; None if they are unknown."""
 
@@ -46,8 +48,8 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
                 "gpunodes_bmc_command is a program of the controller: name an image with it in gpunodes_power_image",
             ),
             (
-                kind == "wol",
-                "Wake-on-LAN cannot switch it off: give it a BMC, or switch it by hand with `gpunodes power`",
+                kind == "wol" and not (each.settings["gpunodes_bmc_mac"] or each.identity.macs),
+                "it never reported a MAC address: set gpunodes_bmc_mac",
             ),
         )
         why = next((why for wrong, why in checks if wrong), "")
@@ -97,6 +99,7 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
                     "serial": each.identity.serial,
                     "macs": list(each.identity.macs),
                 },
+                "address": each.address,
                 "capacity": (each.template or seen.get(each.pool) or unknown)["capacity"],
             }
             for each in machines

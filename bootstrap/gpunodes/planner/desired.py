@@ -299,7 +299,9 @@ def _registration(given: Given, plan: Plan) -> dict[str, Spec]:
     if not _scales(given):
         return {"registration": registration.unregistered()}
     name, taints = str(given.node.get("name") or given.facts["hostname"]), gpu.taints(given.settings, plan)
-    return {"registration": registration.registered(name.lower(), {**plan.labels, **_labels(given)}, taints)}
+    without_bmc = str(given.settings["gpunodes_bmc_type"] or "") == "wol"
+    found = registration.registered(name.lower(), {**plan.labels, **_labels(given)}, taints, without_bmc=without_bmc)
+    return {"registration": found}
 
 
 def _node(given: Given, runtime: str, address: str) -> Spec:

@@ -41,10 +41,13 @@ def conflict(machine: str, node: Mapping[str, object]) -> Problem | None:
     )
 
 
-def registered(node: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]]) -> Spec:
+def registered(
+    node: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], *, without_bmc: bool = False
+) -> Spec:
     """The kubelet registers ``node`` with providerID, these labels and taints, and the starting taint.
 
-    Labels that a kubelet may not set itself are left out: they are set through the API.
+    Labels that a kubelet may not set itself are left out: they are set through the API. A machine ``without_bmc`` shuts
+    itself down when its node is marked for that, with the rights of its kubelet: nobody needs to log in for it.
     """
     document = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -58,18 +61,77 @@ def registered(node: str, labels: Mapping[str, str], taints: Sequence[Mapping[st
     return Spec(
         files=(
             File(_CONFIG, json.dumps(document, sort_keys=True) + "\n"),
-            File(_UNIT, f"# Managed by gpunodes.\n[Service]\n{arguments}"),
+            File(_UNIT, f"# Managed by gpunodes.\n{_WANTS if without_bmc else ''}[Service]\n{arguments}"),
+            *((File(_OFF_UNIT, _OFF_SERVICE), File(_OFF, _off_program(node), "0755")) if without_bmc else ()),
         ),
+        absent=() if without_bmc else (_OFF_UNIT, _OFF),
         services=_KUBELET,
     )
 
 
 def unregistered() -> Spec:
     """The kubelet registers its node as kubeadm configures it."""
-    return Spec(absent=(_CONFIG, _UNIT), services=_KUBELET)
+    return Spec(absent=(_CONFIG, _UNIT, _OFF_UNIT, _OFF), services=_KUBELET)
 
 
 _KUBELET = (Service("kubelet", when_exists="/var/lib/kubelet/config.yaml", proxied=True),)
+
+
+_OFF = "/usr/local/sbin/gpunodes-power-off"
+_OFF_UNIT = "/etc/systemd/system/gpunodes-power-off.service"
+_WANTS = "[Unit]\nWants=gpunodes-power-off.service\n"
+_OFF_SERVICE = f"""\
+# Managed by gpunodes.
+[Unit]
+Description=Shuts this machine down when its node is marked for that
+After=network-online.target
+[Service]
+ExecStart=/usr/bin/python3 {_OFF}
+Restart=on-failure
+RestartSec=30
+MemoryMax=64M
+Nice=10
+"""
+
+
+def _off_program(node: str) -> str:
+    """The program of a machine without a BMC. It ends when its file is gone: nothing else stops it then."""
+    return f"""\
+# Managed by gpunodes. Shuts this machine down when its node has the id of this boot in gpunodes.dev/power-off.
+import json
+import os
+import re
+import ssl
+import subprocess
+import time
+import urllib.request
+
+NODE = {json.dumps(node)}
+PKI = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+
+
+def marked():
+    with open("/etc/kubernetes/kubelet.conf") as file:
+        server = re.search("server: *(https://.*)", file.read())[1].strip()
+    context = ssl.create_default_context(cafile="/etc/kubernetes/pki/ca.crt")
+    context.load_cert_chain(PKI)
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({{}}), urllib.request.HTTPSHandler(context=context)
+    )
+    with opener.open(f"{{server}}/api/v1/nodes/{{NODE}}", timeout=20) as response:
+        return json.load(response)["metadata"].get("annotations", {{}}).get("gpunodes.dev/power-off")
+
+
+with open("/proc/sys/kernel/random/boot_id") as file:
+    boot = file.read().strip()
+while os.path.exists(__file__):
+    try:
+        if marked() == boot:
+            subprocess.run(["systemctl", "poweroff"])
+    except Exception as error:
+        print(error, flush=True)
+    time.sleep(10)
+"""
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:

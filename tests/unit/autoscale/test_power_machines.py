@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,11 @@ import pytest
 from gpunodes.autoscale import plan
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.power import AlreadyOn, BmcMachines
-from gpunodes.engine.power import PowerProblem, PowerState, Trouble
+from gpunodes.engine.power import PowerProblem, PowerState, Trouble, wol
 
 from tests import redfish
 from tests.power_fleet import document, uuid
+from tests.sshd import free_ports
 
 Start = Callable[..., tuple[BmcMachines, list[str]]]
 
@@ -56,7 +60,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         }
         (tmp_path / "w1").write_text("secret\n")
         leases: Any = Locks(done, lost)
-        return BmcMachines(plan.parse(found), tmp_path, leases, shutdown_s=0.3), done
+        return BmcMachines(plan.parse(found), tmp_path, leases, lambda _: None, shutdown_s=0.3), done
 
     yield make
     for server in servers:
@@ -126,6 +130,76 @@ def test_the_bmc_of_another_machine_gets_no_order(
         ask(machines)
     assert caught.value.trouble is Trouble.WRONG_MACHINE
     assert not {"On", "ForceOff", "GracefulShutdown"} & set(done)
+
+
+class Wakes:
+    """A machine without a BMC: it starts to listen when a packet for it comes, and ends when its node is marked."""
+
+    def __init__(self, mac: str) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.settimeout(10)
+        self.port = self._socket.getsockname()[1]
+        self._wanted = wol.packet(bytes.fromhex(mac.replace(":", "")))
+        self._kubelet: socket.socket | None = None
+        [self.kubelet_port] = free_ports(1)
+
+    def wait(self) -> None:
+        while self._socket.recv(200) != self._wanted:
+            pass
+        self._kubelet = socket.create_server(("127.0.0.1", self.kubelet_port))
+
+    def end(self) -> None:
+        if self._kubelet:
+            self._kubelet.close()
+        self._socket.close()
+
+
+def test_a_machine_without_a_bmc_is_woken_and_shuts_itself_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state is that of its network. A port that refuses counts as on: here the network is off when it is closed."""
+    mac = "02:00:00:00:00:07"
+    machine = Wakes(mac)
+    monkeypatch.setattr("gpunodes.autoscale.power._POLL_S", 0.02)
+    monkeypatch.setattr("gpunodes.autoscale.power.KUBELET", machine.kubelet_port)
+    monkeypatch.setattr(wol, "_ALIVE", frozenset())
+    monkeypatch.setattr(wol, "_SILENT", frozenset({errno.ECONNREFUSED}))
+    monkeypatch.setattr(wol, "_PAUSE_S", 0.01)
+    done: list[str] = []
+    found = document({"w1": "h100"}, {"h100": (0, 1, 0)})
+    found["machines"]["w1"]["bmc"] = {
+        "gpunodes_bmc_type": "wol",
+        "gpunodes_bmc_address": f"127.0.0.1:{machine.port}",
+        "gpunodes_bmc_mac": mac,
+    }
+    leases: Any = Locks(done)
+    asked = []
+
+    def ask_off(name: str) -> None:
+        asked.append(name)
+        machine.end()
+
+    machines = BmcMachines(plan.parse(found), tmp_path, leases, ask_off, shutdown_s=5)
+    assert machines.state("w1") is PowerState.OFF
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(machine.wait)
+        machines.switch_on("w1", again=False)
+    assert machines.state("w1") is PowerState.ON
+    machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
+    assert asked == ["w1"]
+    assert done == ["take w1", "release w1", "take w1", "before", "then", "release w1"]
+
+
+def test_a_packet_is_not_sent_to_an_address_that_the_machine_does_not_have(tmp_path: Path) -> None:
+    found = document({"w1": "h100"}, {"h100": (0, 1, 0)})
+    found["machines"]["w1"]["bmc"] = {"gpunodes_bmc_type": "wol", "gpunodes_bmc_mac": "00:25:90:00:00:07"}
+    found["machines"]["w1"]["identity"]["macs"] = ["00:25:90:00:00:08"]
+    leases: Any = Locks([])
+    machines = BmcMachines(plan.parse(found), tmp_path, leases, lambda _: None)
+    with pytest.raises(PowerProblem, match="it reported 00:25:90:00:00:08") as caught:
+        machines.state("w1")
+    assert caught.value.trouble is Trouble.WRONG_MACHINE
 
 
 def test_an_authority_of_the_plan_is_a_private_file(start: Start) -> None:

@@ -164,7 +164,7 @@ def test_a_machine_that_is_off_keeps_its_place_and_what_was_seen_of_it(place: Ob
     [
         ("{h100: {max: 2, spare: 1}}", "{h100: {}}", "no pool scales"),
         ("gpunodes_bmc_type: redfish", "gpunodes_bmc_type: ''", "w1 of a pool that scales: it has no BMC"),
-        ("gpunodes_bmc_type: redfish", "gpunodes_bmc_type: wol", "Wake-on-LAN"),
+        ("gpunodes_bmc_type: redfish", "gpunodes_bmc_type: wol", "set gpunodes_bmc_mac"),
         (
             "gpunodes_power_image: registry.example/gpunodes:1",
             "x: y",

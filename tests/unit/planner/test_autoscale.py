@@ -17,7 +17,9 @@ TEMPLATE = {"labels": {"gpunodes.dev/pool": "h100"}, "taints": [], "capacity": {
 
 def machine(name: str, template: Any = TEMPLATE, **given: Any) -> ScaledMachine:
     found = settings.resolve({"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": "b", **given})
-    return ScaledMachine(name, "h100", found, MachineIdentity(name, system_uuid="u"), f"{name}.node", template)
+    return ScaledMachine(
+        name, "h100", found, MachineIdentity(name, system_uuid="u"), f"{name}.node", "127.0.0.1", template
+    )
 
 
 def cluster(**given: Any) -> dict[str, Any]:
@@ -66,7 +68,12 @@ def test_the_text_of_a_certificate_authority_is_there_once(given: object, wanted
             "gpunodes_power_image",
         ),
         ({"settings": settings.resolve({"gpunodes_bmc_type": "command", "gpunodes_bmc_command": "x"})}, True, ""),
-        ({"settings": settings.resolve({"gpunodes_bmc_type": "wol"})}, True, "Wake-on-LAN"),
+        ({"settings": settings.resolve({"gpunodes_bmc_type": "wol"})}, True, "set gpunodes_bmc_mac"),
+        (
+            {"settings": settings.resolve({"gpunodes_bmc_type": "wol", "gpunodes_bmc_mac": "00:25:90:00:00:07"})},
+            False,
+            "",
+        ),
         ({}, False, ""),
     ],
 )

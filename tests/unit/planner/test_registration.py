@@ -17,6 +17,7 @@ from tests.stand_ins import filtered, given, gpu_machine
 
 GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "2330", "class": "030200", "driver": None}
 POOLS = {"h100": {"min": 1, "max": 4, "priority": 50}, "cpu": {}}
+OFF = "/usr/local/sbin/gpunodes-power-off"
 CONFIG, UNIT = (
     "/etc/gpunodes/kubelet.conf.d/20-registration.conf",
     "/etc/systemd/system/kubelet.service.d/40-gpunodes-registration.conf",
@@ -129,7 +130,14 @@ def test_what_was_configured_is_removed_when_the_pool_does_not_scale(more: dict[
     state = made(*groups, **more)
     assert not state.scales
     assert state.wanted["registration"].files == ()
-    assert list(state.wanted["registration"].absent) == [CONFIG, UNIT]
+    assert set(state.wanted["registration"].absent) >= {CONFIG, UNIT, OFF}
+
+
+def test_a_machine_without_a_bmc_shuts_itself_down() -> None:
+    files = written(made("h100", gpunodes_bmc_type="wol").wanted["registration"])
+    assert "Wants=gpunodes-power-off.service" in files[UNIT]
+    assert 'NODE = "gpu-1"' in files[OFF]
+    assert OFF not in written(made("h100", gpunodes_bmc_type="redfish").wanted["registration"])
 
 
 def test_control_planes_and_prepared_machines_are_left_alone() -> None:

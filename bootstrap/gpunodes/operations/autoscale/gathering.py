@@ -63,7 +63,7 @@ def gather(
     matches = match_nodes(fleet, cluster.nodes(), {})
     most = bytes_of_one(len(machines))
     found = []
-    for name in machines:
+    for name, machine in machines.items():
         match, own = matches[name], known[name]
         # The node of a machine that is off was deleted; its name was recorded.
         node = match.node.name if match.node else own.hostname if own.hostname in states else ""
@@ -77,6 +77,7 @@ def gather(
                 settings.resolve(variables),
                 own,
                 node,
+                match.node.addresses[0] if match.node and match.node.addresses else machine.address,
                 _template(nodes.get(node), states.get(node), most),
             )
         )
