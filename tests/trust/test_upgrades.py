@@ -52,6 +52,29 @@ def test_the_stages_of_a_stand_in_machine_send_their_modules(fleet: Machines) ->
     assert "failed=0" in output
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("os_upgrade.yml", "os_upgrade"),
+        ("gpu_upgrade.yml", "gpu_upgrade"),
+        ("runtime_upgrade.yml", "runtime_upgrade"),
+        ("control_plane_settings.yml", "control_plane_settings"),
+    ],
+)
+def test_a_stage_of_a_stand_in_machine_that_is_not_its_node_changes_nothing(
+    fleet: Machines, name: str, module: str
+) -> None:
+    """As where an address belongs to another machine since the roll-out began."""
+    fleet.answer("control-1", "host_facts", {"host_facts": machine_report("control-1", 1)})
+    fleet.answer("worker-1", module, {"changed": True})
+    fleet.answer("control-1", module, {"changed": True})
+    fleet.answer("control-1", "cluster_info", {"cluster": cluster_report({"control-1": 3, "worker-1": 4})})
+    for stage in ("prepare", "apply"):
+        output = " ".join(playbook(fleet, name, "--tags", stage).split())
+        assert "may not be the same machine: its UUID differs" in output
+        assert not [line for line in fleet.asked if line.endswith(f"/{module}")], output
+
+
 @pytest.mark.parametrize("tags", ["prepare", "apply", "undo"])
 def test_a_stage_of_a_driver_upgrade_of_a_stand_in_machine(fleet: Machines, tags: str) -> None:
     fleet.answer("worker-1", "gpu_upgrade", {"version": ATTACKS[1], "reboot": "", "changed": True})

@@ -311,7 +311,7 @@ WALKS = {
     "autoscale.yml": (0, "image_loaded kube_objects"),
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
-    "control_plane_settings.yml": (0, "control_plane_settings"),
+    "control_plane_settings.yml": (0, _FACTS + "control_plane_settings"),
     "controller.yml": (0, ""),
     "drift.yml": (0, "control_plane_drift"),
     "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
@@ -331,7 +331,7 @@ WALKS = {
     # 2: the control plane's kubeconfig is invalid.
     "kubeconfig.yml": (2, "slurp stat"),
     "os_pending.yml": (0, "os_pending"),
-    "os_upgrade.yml": (0, "host_facts"),
+    "os_upgrade.yml": (0, _FACTS),
     # 2: two of the machines are nodes already.
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),
