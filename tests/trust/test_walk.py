@@ -29,6 +29,7 @@ from gpunodes.cli import (
     maintenance,
     operating_system,
     provision,
+    registry,
     rollout,
     runtime,
     upgrade,
@@ -667,7 +668,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
     "ports": "it contacts no machine",
-    "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
+    "kubeconfig": "tests/unit/operations: a control plane's kubeconfig is parsed there, and users are hostile",
     "completion": "it contacts no machine",
     "etcd backup": "tests/unit/operations/test_etcd_backup.py: what a machine sends is hostile there",
     "etcd restore": "tests/unit/operations/test_etcd_commands.py: its playbook is walked above",
@@ -680,6 +681,9 @@ ELSEWHERE = {
     "autoscale down": "as autoscale up",
     "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
     "runtime upgrade": "as gpu upgrade start",
+    "registry list": "tests/unit/operations/test_registries.py: what stands in the cluster is hostile there",
+    "registry login": "as registry list",
+    "registry logout": "as registry list",
     "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",
@@ -704,6 +708,7 @@ def test_every_command_is_walked() -> None:
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
     groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS, "autoscale": autoscale.COMMANDS}
+    groups |= {"registry": registry.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}

@@ -20,6 +20,7 @@ from gpunodes.planner import (
     endpoint,
     firewall,
     gpu,
+    gpu_sharing,
     gpu_software,
     node_address,
     node_software,
@@ -41,7 +42,7 @@ GPU_HOSTS = "gpu_hosts"
 """The group of the machines with GPUs that do not become nodes."""
 _DOCKER = "docker"
 POOL_LABEL = "gpunodes.dev/pool"
-LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_node_labels")
+LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_gpu_sharing", "gpunodes_node_labels")
 """The settings that ``labels`` reads."""
 
 
@@ -262,7 +263,7 @@ def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, st
     Raises WrongInput for a machine in several pools.
     """
     name = pool(settings, groups)
-    return {**({POOL_LABEL: name} if name else {}), **settings["gpunodes_node_labels"]}
+    return {**({POOL_LABEL: name} if name else {}), **gpu_sharing.labels(settings), **settings["gpunodes_node_labels"]}
 
 
 def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:
