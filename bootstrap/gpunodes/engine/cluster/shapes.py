@@ -27,5 +27,7 @@ def violation(method: str, path: str, body: Any) -> str:
     """How the body of a response contradicts its request, "" if it fits."""
     if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
         return ""
-    is_list = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
+    is_list = method == "GET" and re.search(
+        r"/(nodes|pods|leases|persistentvolumes|persistentvolumeclaims)(\?|$)", path
+    )
     return shape.wrong(body, _OBJECTS if is_list else _OBJECT)
