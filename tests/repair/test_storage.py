@@ -44,7 +44,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 def controllers(made: ApiServer) -> Iterator[None]:
     """The controllers of volumes and claims, beside the API server."""
     program = apiserver.programs()[0].parent / "kube-controller-manager"
-    wanted = "persistentvolume-binder-controller,persistentvolume-protection-controller,persistentvolumeclaim-protection-controller"
+    kinds = ("persistentvolume-binder", "persistentvolume-protection", "persistentvolumeclaim-protection")
+    wanted = ",".join(f"{kind}-controller" for kind in kinds)
     argv = [
         program,
         f"--kubeconfig={made.kubeconfig}",

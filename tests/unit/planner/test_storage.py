@@ -60,7 +60,7 @@ def test_the_same_folder_of_two_servers_is_no_conflict() -> None:
 
 
 def test_a_server_exports_to_addresses_only_and_as_the_same_file_system_for_ever() -> None:
-    found = storage.server("apt", [GIVEN, OWN], ["10.0.0.2", "10.0.0.1", "node-1", "0.0.0.0", "*"])
+    found = storage.server("apt", [GIVEN, OWN], ["10.0.0.2", "10.0.0.1", "node-1", "127.0.0.1", "*"])
     assert [package.name for package in found.software.packages] == ["nfs-kernel-server"]
     [file] = found.exports.files
     assert file.path == "/etc/exports.d/gpunodes.exports"
