@@ -32,6 +32,7 @@ from gpunodes.cli import (
     registry,
     rollout,
     runtime,
+    storage,
     upgrade,
 )
 from gpunodes.cli.gpu import upgrade as gpu_upgrade
@@ -45,7 +46,8 @@ from tests.trust.test_scans import WALKED
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
 NUMBERS = {"control-1": 1, "worker-1": 2, "worker-2": 3}
-GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"]}
+GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"], "storage": ["worker-2"]}
+SHARES = {"gpunodes_storage": [{"name": "training", "path": "/srv/training", "size": "1Gi"}]}
 SETTINGS = {"gpunodes_gpu_reboot": False, "gpunodes_cuda_versions": ["13.0"]}
 SHOWN = ATTACKS[1]
 PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
@@ -64,8 +66,11 @@ ACTING = (
     "kubeadm_join_control_plane",
     "kubeadm_reset",
     "etcd_member",
+    "nfs_unmounted",
     "node_removed",
     "prepared",
+    "shared_folders",
+    "storage_claims",
 )
 LEVEL = {"level": "kubelet", "state": "failed", "fact": "none", "wanted": "one", "remedy": "look"}
 
@@ -345,6 +350,10 @@ WALKS = {
     "status.yml": (0, "cluster_info control_plane_drift etcd_members"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
+    "storage_down.yml": (0, "nfs_unmounted kube_objects host_undo"),
+    "storage_server.yml": (0, _FACTS + "host shared_folders command"),
+    "storage_up.yml": (0, _FACTS + "host kube_objects wait_for storage_claims"),
+    "storage_verify.yml": (0, _FACTS + "wait_for storage_claims"),
     "upgrade_facts.yml": (0, "upgrade_facts"),
     "up.yml": (2, _FACTS + _PREPARE + _VERIFY + "kubeadm_init join_token kubeadm_join node_ready"),
 }
@@ -359,6 +368,7 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
     more = {"endpoint_set.yml": "wiring_new_endpoint=10.0.0.10:6443", "autoscale.yml": "autoscaler_state=absent"}
+    more |= {each: json.dumps(SHARES) for each in WALKS if each.startswith("storage_")}
     given = ["-e", more[name]] if name in more else []
     speak(fleet, ATTACKS[number % len(ATTACKS)])
     done = played(fleet, name, *given)
@@ -690,6 +700,9 @@ ELSEWHERE = {
     "rollout status": "as rollout abandon",
     "upgrade rollback": "as gpu upgrade start",
     "upgrade start": "as gpu upgrade start",
+    "storage up": "its playbooks are walked above; test_storage_commands.py has a hostile cluster",
+    "storage verify": "as storage up",
+    "storage down": "as storage up",
     "content": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
@@ -709,6 +722,7 @@ def test_every_command_is_walked() -> None:
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
     groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS, "autoscale": autoscale.COMMANDS}
     groups |= {"registry": registry.COMMANDS}
+    groups |= {"storage": storage.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}

@@ -40,6 +40,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "reset": "Undo everything that gpunodes changed on machines.",
         "os": "Upgrade the operating systems of nodes, and show what is pending.",
         "addons": "Update the network add-on and the device plugin.",
+        "storage": "Share folders among pods on all nodes, by NFS.",
         "runtime": "Upgrade container runtimes and container toolkits, and show what is pending.",
     },
     "GPUs": {

@@ -29,6 +29,7 @@ from gpunodes.planner import (
     registration,
     runtime_versions,
     scaled_pools,
+    storage,
     systems,
     time_service,
     versions,
@@ -319,19 +320,18 @@ def _firewall(given: Given, address: str) -> Firewall | None:
         return None
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
     pods, shared = str(settings["gpunodes_pod_subnet"]), given.control_planes if settings.get(endpoint.VIP) else ()
-    return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared)
+    serves = storage.serves(settings[storage.SETTING], given.groups)
+    return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared, storage=serves)
 
 
 def _node_wanted(
     given: Given, plan: Plan, version: str, runtime: str, socket: str, images: Sequence[str], address: str
 ) -> dict[str, Spec]:
     """The software of the node, by role."""
-    minor = versions.minor_of(version)
-    exact = versions.is_exact(version)
+    minor, exact = versions.minor_of(version), versions.is_exact(version)
     # kube-proxy's version may be known only after the packages' version is resolved.
     proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
-    system = given.facts["os"]
-    community = _from_docker(given)
+    system, community = given.facts["os"], _from_docker(given)
     repositories = [package_sources.docker(given.sources, system)] if community else []
     sandbox = node_software.sandbox(minor)
     with_docker = runtime == _DOCKER
@@ -361,6 +361,7 @@ def _node_wanted(
             replace=bool(given.target),
         ),
         **_registration(given, plan),
+        **storage.clients(given.settings[storage.SETTING], given.facts["package_manager"]),
     }
     if with_docker:
         found["docker"] = node_software.docker(repositories, system, _users(given), community=community)
@@ -374,8 +375,7 @@ def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
     """Docker for people, on a machine that is not meant to be a node. Installed packages stay those that they are."""
     if runtime != _DOCKER:
         return {}
-    system = given.facts["os"]
-    installed = _DOCKER in runtimes_of(given.facts)
+    system, installed = given.facts["os"], _DOCKER in runtimes_of(given.facts)
     community = is_installed(given.facts, "docker-ce") if installed else _from_docker(given)
     repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
     docker = node_software.docker(repositories, system, _users(given), community=community)

@@ -48,7 +48,7 @@ from gpunodes.ansible.module_utils import (
     upgrade_facts,
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
-from gpunodes.ansible.module_utils.cluster import addons, nodes, readiness, removal, upgraded
+from gpunodes.ansible.module_utils.cluster import addons, nodes, readiness, removal, storage, upgraded
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
@@ -719,6 +719,10 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         os_upgraded,
         {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
     ),
+    "shared_folders": (
+        lambda machine: {"folders": [f"{machine.root}/srv/share"]},
+        {"folders": ({}, {"{root}/srv": "present", "{root}/srv/share": "present"})},
+    ),
     "image_loaded": (
         image_of_archive,
         {"images": ({"gpunodes.dev/gpunodes:1": "missing"}, {"gpunodes.dev/gpunodes:1": "sha256:0"})},
@@ -943,6 +947,7 @@ READING: dict[str, Prepare] = {
     "gpu_probe": gpu_probe,
     "host_diff": host_diff,
     "host_facts": host_facts,
+    "nfs_unmounted": lambda _: {"shares": ["nas.example:/export/training"]},
     "os_pending": os_pending,
     "addon_pending": addon_pending,
     "runtime_pending": runtime_pending,
@@ -956,6 +961,7 @@ VERIFYING: dict[str, tuple[dict[str, Any], Any, str]] = {
     "gpu_nccl": ({"nodes": {"gpu-1": 1, "gpu-2": 1}, "image": "x"}, nccl_test, "measure"),
     "gpu_served": ({"nodes": {"gpu-1": 1}, "image": "x"}, gpu_cluster, "verify"),
     "gpu_verify": ({"image": "x"}, gpu_verify, "verify"),
+    "storage_claims": ({"claims": [{"namespace": "default", "name": "training"}], "image": "x"}, storage, "verify"),
     "node_upgraded": ({"node": "worker-1", "kubelet": "1.36.3"}, upgraded, "wait"),
     "node_ready": ({"nodes": ["worker-1"], "image": "x"}, readiness, "wait_until_ready"),
 }
