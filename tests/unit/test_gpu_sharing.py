@@ -14,7 +14,7 @@ from gpunodes import settings
 from gpunodes.ansible.filter import gpu as filters
 from gpunodes.ansible.module_utils import devices
 from gpunodes.errors import WrongInput
-from gpunodes.planner import desired, gpu, gpu_sharing
+from gpunodes.planner import gpu, gpu_sharing, pools
 from gpunodes.views import gpu as view
 
 from tests.unit.planner.test_gpu_plan import machine
@@ -59,7 +59,7 @@ def test_values_that_are_refused(value: dict[str, Any]) -> None:
 def test_values_and_the_label_that_follows(value: dict[str, Any], count: int) -> None:
     given = settings.resolve({"gpunodes_gpu_sharing": value})
     assert not list(settings.problems({"gpunodes_gpu_sharing": value}))
-    assert devices.replicas(desired.labels(given, [])) == gpu_sharing.replicas(given) == count
+    assert devices.replicas(pools.labels(given, [])) == gpu_sharing.replicas(given) == count
 
 
 @pytest.mark.parametrize("label", ["", "time-slicing-", "time-slicing-0", "time-slicing-100", "mps-4", "4", "\u0664"])

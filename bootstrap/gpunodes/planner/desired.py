@@ -14,17 +14,16 @@ from typing import Any
 from gpunodes.ansible.module_utils.host.spec import Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
-from gpunodes.errors import WrongInput
 from gpunodes.model import Role
 from gpunodes.planner import (
     endpoint,
     firewall,
     gpu,
-    gpu_sharing,
     gpu_software,
     node_address,
     node_software,
     package_sources,
+    pools,
     proxies,
     registration,
     runtime_versions,
@@ -42,9 +41,6 @@ CONTROL_PLANE = "control_plane"
 GPU_HOSTS = "gpu_hosts"
 """The group of the machines with GPUs that do not become nodes."""
 _DOCKER = "docker"
-POOL_LABEL = "gpunodes.dev/pool"
-LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_gpu_sharing", "gpunodes_node_labels")
-"""The settings that ``labels`` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,40 +254,16 @@ def kubernetes_version(given: Given) -> str:
     return str(given.target or present).removeprefix("v")
 
 
-def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, str]:
-    """The labels of a machine's node by its settings.
-
-    Raises WrongInput for a machine in several pools.
-    """
-    name = pool(settings, groups)
-    return {**({POOL_LABEL: name} if name else {}), **gpu_sharing.labels(settings), **settings["gpunodes_node_labels"]}
-
-
-def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:
-    """The pool of a machine: ``gpunodes_pool``, else its group among the keys of ``gpunodes_pools``, "" for none.
-
-    Raises WrongInput for a machine in several of these groups.
-    """
-    if settings["gpunodes_pool"]:
-        return str(settings["gpunodes_pool"])
-    found = sorted(set(groups) & set(settings["gpunodes_pools"] or ()))
-    if len(found) > 1:
-        raise WrongInput(
-            f"gpunodes_pools names {' and '.join(found)}, and the machine is in all of these groups",
-            "one pool",
-            "set its gpunodes_pool",
-        )
-    return "".join(found)
-
-
 def _labels(given: Given) -> dict[str, str]:
-    return labels(given.settings, given.groups) | firewall.labels(given.facts, given.settings["gpunodes_firewall"])
+    return pools.labels(given.settings, given.groups) | firewall.labels(
+        given.facts, given.settings["gpunodes_firewall"]
+    )
 
 
 def _scales(given: Given) -> bool:
     """Whether the machine is switched on and off as pods need it; control planes and GPU hosts never are."""
     stays = CONTROL_PLANE in given.groups or given.is_gpu_host
-    return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pool(given.settings, given.groups))
+    return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pools.pool(given.settings, given.groups))
 
 
 def _registration(given: Given, plan: Plan) -> dict[str, Spec]:
@@ -301,9 +273,8 @@ def _registration(given: Given, plan: Plan) -> dict[str, Spec]:
     if not _scales(given):
         return {"registration": registration.unregistered()}
     name, taints = str(given.node.get("name") or given.facts["hostname"]), gpu.taints(given.settings, plan)
-    without_bmc = str(given.settings["gpunodes_bmc_type"] or "") == "wol"
-    found = registration.registered(name.lower(), {**plan.labels, **_labels(given)}, taints, without_bmc=without_bmc)
-    return {"registration": found}
+    node_labels, is_woken = {**plan.labels, **_labels(given)}, given.settings["gpunodes_bmc_type"] == "wol"
+    return {"registration": registration.registered(name.lower(), node_labels, taints, without_bmc=is_woken)}
 
 
 def _node(given: Given, runtime: str, address: str) -> Spec:
