@@ -30,6 +30,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "prepare": "Install what a join would install, without joining: for golden images.",
         "up": "Set up the whole inventory: control planes and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
+        "report": "Write one page about the whole cluster: machines, versions, conflicts, health, repairs.",
         "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
         "etcd": "Back up and restore the cluster's state.",
         "certs": "Show when the certificates of the nodes end, and renew them.",
@@ -209,8 +210,8 @@ def _format(argv: Sequence[str]) -> str:
     """``json``, ``yaml`` or nothing."""
     if "--json" in argv:
         return "json"
-    # The --output of `kubeconfig` is a file, that of `provision seed` a folder.
-    words = [] if {"kubeconfig", "provision"} & set(argv) else argv
+    # The --output of `kubeconfig` and `report` is a file, that of `provision seed` a folder.
+    words = [] if {"kubeconfig", "provision", "report"} & set(argv) else argv
     given = [
         word.removeprefix("--output=").removeprefix("-o") for word in words if word.startswith(("--output=", "-o"))
     ]
