@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,11 +23,27 @@ from gpunodes.rollout.result import RolloutOutcome
 from gpunodes.rollout.state import Ended, Rollout
 from gpunodes.views import report as view
 
+from tests.hostile import hostile
+
 NOW = dt.datetime(2026, 11, 25, 14, 30, tzinfo=dt.UTC).timestamp()
 H, D = 3600.0, 86400.0
 CONTROL_PLANES = ("cp-1", "cp-2", "cp-3")
 HUNG, LOST, WARM, SILENT, OFF = "train-03", "train-07", "infer-02", "infer-05", "infer-06"
 OPTIONS = RolloutOptions()
+ATTACKS = (
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)' x='",
+    "<script>alert(1)</script>",
+    "</style></title><svg onload=alert(1)>",
+    "{{ 7 * 7 }}{% for x in (1, 2) %}",
+    "\u202e\u2066\x1b[31m\x00\x9b\u2028\udcff",
+    "javascript:alert(1)",
+    "<!-- --><![CDATA[ ]]>&lt;b&gt;",
+    "<a href=//evil.example>" + "x" * 100_000,
+    "e" + "\u0301" * 300,
+    "\u0645\u0631\u062d\u0628\u0627",
+)
+WORDS = tuple(f"word-{number}" for number in range(len(ATTACKS)))
 
 HUNG_FINDING = Finding(
     "hung-in-driver",
@@ -315,3 +332,15 @@ def report(machines: int = 14) -> ClusterReport:
 def document(machines: int = 14, **changes: Any) -> dict[str, Any]:
     """The document of such a report, with changes of the report."""
     return view.document_of(dataclasses.replace(report(machines), **changes))
+
+
+def replaced(words: Sequence[str]) -> dict[str, Any]:
+    """A document with one of ``words`` in place of every text, and of every key that is data."""
+    given = document()
+    made: dict[str, Any] = hostile(given, itertools.cycle(words))
+    for number, machine in enumerate(made["machines"]):
+        machine["gpus"] = {words[number % len(words)]: 8}
+    made["autoscale"]["pools"] = {each: {"min": 1, "max": 2, "machines": 2, "on": 1} for each in words[:3]}
+    made["rollout"]["rollout"]["parameters"] = dict.fromkeys(words[:2], words[2])
+    # What gpunodes itself writes, in a form that it reads again.
+    return {**made, "time": given["time"], "schema": given["schema"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 from collections import Counter
@@ -17,22 +16,8 @@ from gpunodes.views import report_page, report_parts
 from gpunodes.views.report import MOST_ENTRIES, SECTIONS
 
 from tests import report_example as example
-from tests.hostile import hostile
+from tests.report_example import ATTACKS, WORDS, replaced
 
-ATTACKS = (
-    '"><img src=x onerror=alert(1)>',
-    "' onmouseover='alert(1)' x='",
-    "<script>alert(1)</script>",
-    "</style></title><svg onload=alert(1)>",
-    "{{ 7 * 7 }}{% for x in (1, 2) %}",
-    "\u202e\u2066\x1b[31m\x00\x9b\u2028\udcff",
-    "javascript:alert(1)",
-    "<!-- --><![CDATA[ ]]>&lt;b&gt;",
-    "<a href=//evil.example>" + "x" * 100_000,
-    "e" + "\u0301" * 300,
-    "\u0645\u0631\u062d\u0628\u0627",
-)
-WORDS = tuple(f"word-{number}" for number in range(len(ATTACKS)))
 VOID = {"meta", "link"}
 
 
@@ -71,18 +56,6 @@ class Page(HTMLParser):
     def shapes(self) -> Counter[tuple[str, ...]]:
         """How many elements there are of each name with each set of attributes."""
         return Counter((tag, *sorted(attributes)) for tag, attributes in self.elements)
-
-
-def replaced(words: Sequence[str]) -> dict[str, Any]:
-    """A document with one of ``words`` in place of every text, and of every key that is data."""
-    given = example.document()
-    made: dict[str, Any] = hostile(given, itertools.cycle(words))
-    for number, machine in enumerate(made["machines"]):
-        machine["gpus"] = {words[number % len(words)]: 8}
-    made["autoscale"]["pools"] = {each: {"min": 1, "max": 2, "machines": 2, "on": 1} for each in words[:3]}
-    made["rollout"]["rollout"]["parameters"] = dict.fromkeys(words[:2], words[2])
-    # What gpunodes itself writes, in a form that it reads again.
-    return {**made, "time": given["time"], "schema": given["schema"]}
 
 
 def page(document: dict[str, Any]) -> Page:
