@@ -648,6 +648,7 @@ COMMANDS = {
     "certs": SHOWN,
     "certs renew --dry-run": "",
     "gpu plan": "",
+    "report --no-scan -o -": SHOWN,
     "upgrade plan 1.37": SHOWN,
     "os plan worker-1": "",
     "runtime plan worker-2": SHOWN,
