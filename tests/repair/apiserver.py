@@ -67,7 +67,7 @@ def programs() -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[ApiServer]:
+def running(folder: Path, authorization: str = "AlwaysAllow") -> Iterator[ApiServer]:
     """Start both programs in ``folder``; they are stopped afterwards."""
     apiserver, etcd = programs()
     _certificates(folder)
@@ -95,7 +95,8 @@ def running(folder: Path) -> Iterator[ApiServer]:
             "tls-cert-file": folder / "server.crt",
             "tls-private-key-file": folder / "server.key",
             "client-ca-file": folder / "ca.crt",
-            "authorization-mode": "AlwaysAllow",
+            "authorization-mode": authorization,
+            "allow-privileged": "true",  # as kubeadm has it
             "service-account-issuer": "https://test",
             "service-account-key-file": folder / "server.pub",
             "service-account-signing-key-file": folder / "server.key",
