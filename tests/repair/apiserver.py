@@ -67,8 +67,13 @@ def programs() -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
+<<<<<<< HEAD
 def running(folder: Path, more: Mapping[str, object] | None = None) -> Iterator[ApiServer]:
     """Start both programs in ``folder``; they are stopped afterwards. ``more`` are flags of the API server."""
+=======
+def running(folder: Path, authorization: str = "AlwaysAllow") -> Iterator[ApiServer]:
+    """Start both programs in ``folder``; they are stopped afterwards."""
+>>>>>>> 03ad66a3c45335d9ea5d5025656f9532abfc7e32
     apiserver, etcd = programs()
     _certificates(folder)
     client, peer, secure = (_free_port() for _ in range(3))
@@ -95,7 +100,8 @@ def running(folder: Path, more: Mapping[str, object] | None = None) -> Iterator[
             "tls-cert-file": folder / "server.crt",
             "tls-private-key-file": folder / "server.key",
             "client-ca-file": folder / "ca.crt",
-            "authorization-mode": "AlwaysAllow",
+            "authorization-mode": authorization,
+            "allow-privileged": "true",  # as kubeadm has it
             "service-account-issuer": "https://test",
             "service-account-key-file": folder / "server.pub",
             "service-account-signing-key-file": folder / "server.key",
