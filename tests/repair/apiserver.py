@@ -67,13 +67,8 @@ def programs() -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-<<<<<<< HEAD
 def running(folder: Path, more: Mapping[str, object] | None = None) -> Iterator[ApiServer]:
     """Start both programs in ``folder``; they are stopped afterwards. ``more`` are flags of the API server."""
-=======
-def running(folder: Path, authorization: str = "AlwaysAllow") -> Iterator[ApiServer]:
-    """Start both programs in ``folder``; they are stopped afterwards."""
->>>>>>> 03ad66a3c45335d9ea5d5025656f9532abfc7e32
     apiserver, etcd = programs()
     _certificates(folder)
     client, peer, secure = (_free_port() for _ in range(3))
@@ -100,7 +95,7 @@ def running(folder: Path, authorization: str = "AlwaysAllow") -> Iterator[ApiSer
             "tls-cert-file": folder / "server.crt",
             "tls-private-key-file": folder / "server.key",
             "client-ca-file": folder / "ca.crt",
-            "authorization-mode": authorization,
+            "authorization-mode": "AlwaysAllow",
             "allow-privileged": "true",  # as kubeadm has it
             "service-account-issuer": "https://test",
             "service-account-key-file": folder / "server.pub",

@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl builds the examples, and is not on PATH")
     with (
-        apiserver.running(tmp_path_factory.mktemp("api"), authorization="RBAC") as started,
+        apiserver.running(tmp_path_factory.mktemp("api"), {"authorization-mode": "RBAC"}) as started,
         controllers.running(started),
     ):
         controllers.add_node(started, "gpu-1", 2)

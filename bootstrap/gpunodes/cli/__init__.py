@@ -30,13 +30,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "prepare": "Install what a join would install, without joining: for golden images.",
         "up": "Set up the whole inventory: control planes and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
-<<<<<<< HEAD
         "kubeconfig": "Fetch the administrator's kubeconfig, or make one for a person.",
         "registry": "Log pods in at private image registries.",
-=======
         "report": "Write one page about the whole cluster: machines, versions, conflicts, health, repairs.",
-        "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
->>>>>>> 13b13487eb3fd7839d280431b433b51c3a71b1f3
         "etcd": "Back up and restore the cluster's state.",
         "certs": "Show when the certificates of the nodes end, and renew them.",
         "endpoint": "Move the address at which all machines reach the API.",
