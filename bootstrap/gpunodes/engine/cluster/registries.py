@@ -81,11 +81,11 @@ class Registries(Api):
 
     def logins(self) -> list[Login]:
         """All logins that gpunodes made, with two requests."""
-        keep = ("metadata.name", "metadata.namespace", "metadata.annotations", "type")
-        secrets = self._call("GET", f"/api/v1/secrets?labelSelector={_LABEL}%3Dtrue", keep=keep).body["items"]
-        keep = ("metadata.name", "metadata.namespace", "imagePullSecrets")
-        query = "fieldSelector=metadata.name%3Ddefault"
-        accounts = self._call("GET", f"/api/v1/serviceaccounts?{query}", keep=keep).body["items"]
+        name = ("metadata.name", "metadata.namespace")
+        path = f"/api/v1/secrets?labelSelector={_LABEL}%3Dtrue"
+        secrets = self._call("GET", path, keep=(*name, "metadata.annotations", "type")).body["items"]
+        path = "/api/v1/serviceaccounts?fieldSelector=metadata.name%3Ddefault"
+        accounts = self._call("GET", path, keep=(*name, "imagePullSecrets")).body["items"]
         used = {str(each["metadata"].get("namespace")): _names(each) for each in accounts}
         found = []
         for each in secrets:
