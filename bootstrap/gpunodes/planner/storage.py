@@ -30,7 +30,7 @@ _CLIENT = {"apt": "nfs-common", "dnf": "nfs-utils"}
 _SERVER = {"apt": "nfs-kernel-server", "dnf": "nfs-utils"}
 _SERVICE = "nfs-server"
 # What their scripts create and do not delete: the users of rpc.statd and rpcbind. /var/lib/nfs only where nothing is
-# mounted in it: rpc_pipefs is in /run on Debian and Ubuntu. Sources: postinst of nfs-common and rpcbind; nfs-utils.spec.
+# mounted in it: rpc_pipefs is in /run on Debian and Ubuntu. Sources: postinst of nfs-common, rpcbind; nfs-utils.spec.
 _USERS = {"apt": ("_rpc", "statd"), "dnf": ("rpc", "rpcuser")}
 _FOLDERS: Mapping[str, Sequence[str]] = {"apt": ("/var/lib/nfs",), "dnf": ()}
 # hard: a write waits for a server that is away, instead of failing (nfs(5)); soft mounts lose data. nconnect: several
