@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spec
@@ -29,6 +29,10 @@ SHARE_LABEL = "gpunodes.dev/share"
 _CLIENT = {"apt": "nfs-common", "dnf": "nfs-utils"}
 _SERVER = {"apt": "nfs-kernel-server", "dnf": "nfs-utils"}
 _SERVICE = "nfs-server"
+# What their scripts create and do not delete: the users of rpc.statd and rpcbind. /var/lib/nfs only where nothing is
+# mounted in it: rpc_pipefs is in /run on Debian and Ubuntu. Sources: postinst of nfs-common, rpcbind; nfs-utils.spec.
+_USERS = {"apt": ("_rpc", "statd"), "dnf": ("rpc", "rpcuser")}
+_FOLDERS: Mapping[str, Sequence[str]] = {"apt": ("/var/lib/nfs",), "dnf": ()}
 # hard: a write waits for a server that is away, instead of failing (nfs(5)); soft mounts lose data. nconnect: several
 # TCP connections, for a network that one connection does not fill. noresvport: after a lost connection the client takes
 # any port, which nfs(5) recommends where many mounts would use up the privileged ones.
@@ -154,8 +158,17 @@ def address(reached: str, node_address: str) -> str:
 
 def clients(value: Any, package_manager: str) -> dict[str, Spec]:
     """mount.nfs, which the kubelet calls, by the role that installs it; nothing without shares."""
-    mount = Spec(packages=(RequestedPackage(_CLIENT[package_manager]),), section=CLIENT_SECTION)
+    mount = _software(_CLIENT, package_manager, CLIENT_SECTION)
     return {"nfs_client": mount} if shares(value) else {}
+
+
+def _software(names: Mapping[str, str], package_manager: str, section: str) -> Spec:
+    return Spec(
+        packages=(RequestedPackage(names[package_manager]),),
+        users=_USERS[package_manager],
+        directories=_FOLDERS[package_manager],
+        section=section,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +196,7 @@ def server(package_manager: str, value: Any, addresses: Iterable[str]) -> Server
             "give the machines an ansible_host that is an address, or start the control plane",
         )
     return Server(
-        Spec(
-            packages=(RequestedPackage(_SERVER[package_manager]),),
-            services=(Service(_SERVICE),),
-            section=SERVER_SECTION,
-        ),
+        replace(_software(_SERVER, package_manager, SERVER_SECTION), services=(Service(_SERVICE),)),
         Spec(files=(File(EXPORTS, exports(own, clients)),), section=SERVER_SECTION),
         Firewall(ports={PORT: clients}, sources=clients),
         [each.path for each in own],

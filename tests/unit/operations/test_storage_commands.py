@@ -182,6 +182,22 @@ def test_down_ends_with_the_server_and_names_what_it_removes(place: Cluster, run
     assert last == ("storage down", "nas-1", "absent", False)
 
 
+def test_a_server_that_is_a_node_is_locked_as_one(place: Cluster, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    Path("hosts.yml").write_text(INVENTORY % "w1")
+    roles: list[Role] = []
+
+    def serve(_: Any, machine: Machine, *_more: Any, **__: Any) -> Any:
+        roles.append(machine.role)
+        return {}, MachineResult(machine.name, Outcome.CHANGED)
+
+    monkeypatch.setattr(server, "run", serve)
+    run("up")
+    out = run("down", "--yes", "--json")[1]
+    assert roles == [Role.WORKER, Role.WORKER]
+    assert out.count('"w1"') == 1
+    assert len(place.steps) == 2
+
+
 def test_down_needs_a_confirmation(place: Cluster, run: Run) -> None:
     code, _, err = run("down")
     assert code == ExitCode.WRONG_INPUT

@@ -20,7 +20,7 @@ _PARENT_MODE = 0o755
 def create(paths: Sequence[str], check: bool) -> Report:
     """Create the folders that are missing; raises MachineProblem for a path that is something else.
 
-    Existing ones stay as they are: their makers decided who may write.
+    Existing ones stay as they are: their owner decided who may write.
     """
     report = Report()
     path = ledger.path_of(SECTION)

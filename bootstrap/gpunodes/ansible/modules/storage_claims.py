@@ -30,8 +30,9 @@ options:
     default: 120
 attributes:
   check_mode:
-    support: none
-    description: Pods write files.
+    support: partial
+    description: Does nothing and returns an empty result.
+    details: It verifies nothing in check mode, because that needs pods.
   diff_mode:
     support: none
     description: Changes nothing that stays.
@@ -73,10 +74,13 @@ def main() -> None:
             "claims": {"type": "list", "elements": "dict", "required": True},
             "image": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 120},
-        }
+        },
+        supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
+        if module.check_mode:
+            return {"changed": False, "notes": []}
         given = [(each["namespace"], each["name"]) for each in module.params["claims"]]
         return {"changed": False, "notes": storage.verify(given, module.params["image"], module.params["timeout"])}
 

@@ -87,7 +87,7 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
     Raises GpunodesError while a pod uses a claim, before anything is changed; a node that has a share mounted fails
     first, and stops all.
     """
-    machines = inventory.machines(Role.STORAGE)
+    machines = _group(inventory)
     with connected(inventory) as objects:
         volumes, claims = objects.own()
         if users := objects.users(claims):
@@ -128,7 +128,7 @@ def setting(inventory: Inventory) -> Sequence[Mapping[str, Any]]:
 def _server(inventory: Inventory, value: Any) -> Machine | None:
     """The machine that serves shares; None if none is to be served. Raises WrongInput without exactly one machine."""
     own = storage.own_names(value)
-    machines = inventory.machines(Role.STORAGE)
+    machines = _group(inventory)
     if not own:
         return None
     if len(machines) != 1:
@@ -138,7 +138,13 @@ def _server(inventory: Inventory, value: Any) -> Machine | None:
             f"one machine in the group {storage.GROUP}",
             "correct the inventory, or name the share's server",
         )
-    return next((each for each in inventory.machines() if each.name == machines[0].name), machines[0])
+    return machines[0]
+
+
+def _group(inventory: Inventory) -> list[Machine]:
+    """The machines of the group storage; one that is a node has that role, so that its Lease is taken."""
+    nodes = {each.name: each for each in inventory.machines()}
+    return [nodes.get(each.name, each) for each in inventory.machines(Role.STORAGE)]
 
 
 def _address(inventory: Inventory, machine: Machine | None) -> str:
