@@ -110,7 +110,7 @@ def test_what_a_stand_in_machine_reports_of_its_runtime_is_passed_on_as_data(fle
 @pytest.mark.parametrize(("tag", "module"), [("pending", "addon_pending"), ("addons", "addon_upgrade")])
 def test_the_add_ons_are_read_and_updated_on_one_control_plane(fleet: Machines, tag: str, module: str) -> None:
     fleet.answer("control-1", module, {"addons": ATTACKS[1], "objects": [ATTACKS[1]], "changed": True})
-    output = " ".join(playbook(fleet, "addons.yml", "--limit", "control-1", "--tags", tag).split())
+    output = " ".join(playbook(fleet, "addon.yml", "--limit", "control-1", "--tags", tag).split())
     assert [each for each in fleet.asked if each.endswith(module)] == [f"control-1/{module}"] * 2
     assert "failed=0" in output
     assert not fleet.ran

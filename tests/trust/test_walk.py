@@ -20,7 +20,7 @@ import pytest
 import yaml
 from gpunodes import cli, kubeconfig
 from gpunodes.cli import (
-    addons,
+    addon,
     autoscale,
     certs,
     endpoint,
@@ -313,7 +313,7 @@ _PREPARE = "host_diff host kube_objects "
 _VERIFY = "gpu_verify gpu_served node_pools "
 # Each playbook's exit code with these machines, and its modules.
 WALKS = {
-    "addons.yml": (0, "cluster_info"),
+    "addon.yml": (0, "cluster_info"),
     "autoscale.yml": (0, "image_loaded kube_objects"),
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
@@ -652,7 +652,7 @@ COMMANDS = {
     "upgrade plan 1.37": SHOWN,
     "os plan worker-1": "",
     "runtime plan worker-2": SHOWN,
-    "addons plan": SHOWN,
+    "addon plan": SHOWN,
     "gpu upgrade plan worker-1 --driver 580": "",
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
@@ -690,7 +690,11 @@ ELSEWHERE = {
     "autoscale up": "its playbook is walked above; test_autoscale_commands.py has a hostile cluster",
     "autoscale status": "as autoscale up",
     "autoscale down": "as autoscale up",
-    "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
+    "addon list": "its playbook is walked above; tests/unit/operations/test_addons.py has hostile reports",
+    "addon up": "as addon list",
+    "addon verify": "as addon list",
+    "addon down": "as addon list",
+    "addon upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
     "runtime upgrade": "as gpu upgrade start",
     "registry list": "tests/unit/operations/test_registries.py: what stands in the cluster is hostile there",
     "registry login": "as registry list",
@@ -721,7 +725,7 @@ def test_every_command_is_walked() -> None:
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
-    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS, "autoscale": autoscale.COMMANDS}
+    groups |= {"runtime": runtime.COMMANDS, "addon": addon.COMMANDS, "autoscale": autoscale.COMMANDS}
     groups |= {"registry": registry.COMMANDS}
     groups |= {"storage": storage.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}

@@ -175,7 +175,7 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         # A result of another role by its name, so that Ansible records no key that is in it.
         ("control_plane_join", "'ansible.builtin.vars'"),
         ("settings", "'ansible.builtin.env'"),
-        *((role, "'ansible.builtin.template'") for role in ("autoscaler", "device_plugin")),
+        *((role, "'ansible.builtin.template'") for role in ("addon", "autoscaler", "device_plugin")),
         ("network", "'ansible.builtin.template'"),
     }
 
@@ -285,7 +285,7 @@ def test_texts_become_documents_in_known_places_only() -> None:
         for line in path.read_text().splitlines()
         if re.search(r"\bfrom_(?:yaml|json)", line)
     ]
-    assert {role for role, _ in found} == {"network", "device_plugin", "autoscaler", "health"}
+    assert {role for role, _ in found} == {"addon", "network", "device_plugin", "autoscaler", "health"}
     for role, line in found:
         opened = (
             "(__health_repair.stdout | from_json)" if role == "health" else "{{ lookup('ansible.builtin.template', "

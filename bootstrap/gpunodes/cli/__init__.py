@@ -40,7 +40,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
         "os": "Upgrade the operating systems of nodes, and show what is pending.",
-        "addons": "Update the network add-on and the device plugin.",
+        "addon": "Install, verify and remove optional add-ons; update the network add-on and the device plugin.",
         "storage": "Share folders among pods on all nodes, by NFS.",
         "runtime": "Upgrade container runtimes and container toolkits, and show what is pending.",
     },
