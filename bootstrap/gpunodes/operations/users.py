@@ -1,7 +1,7 @@
 """Kubeconfigs for people: a client certificate with an end, and the bindings that give its user rights.
 
 The private key is made here and never sent. Kubernetes cannot withdraw a certificate: a user who is removed has no
-rights left, which has the same effect until another command binds the name again.
+rights left, which has the same effect until the name is bound again.
 """
 
 from __future__ import annotations
