@@ -100,8 +100,6 @@ def running(folder: Path, more: Mapping[str, object] | None = None) -> Iterator[
             "service-account-issuer": "https://test",
             "service-account-key-file": folder / "server.pub",
             "service-account-signing-key-file": folder / "server.key",
-            # As kubeadm sets it.
-            "allow-privileged": "true",
             "service-cluster-ip-range": "10.96.0.0/16",
             # No controller would create service accounts, or remove the taint of new nodes.
             "disable-admission-plugins": "ServiceAccount,TaintNodesByCondition",
