@@ -73,10 +73,8 @@ def test_anybody_controls_machines_from_it(unpacked: Path) -> None:
     """A number without an account, the group of OpenShift, and a home that is mounted: ssh reads that home."""
     anybody = {"user": "12345:0", "home": "/home"}
     assert "/home/.ssh/known_hosts" in run(unpacked, "as-user", "ssh", "-G", "machine", **anybody)
-    assert run(unpacked, "as-user", "sh", "-c", "whoami; cat /etc/hostname || :", **anybody).startswith("user\n")
-    assert "'pong'" in run(unpacked, "as-user", "ansible", "--one-line", "-m", "ping", "localhost", **anybody).replace(
-        '"', "'"
-    )
+    assert run(unpacked, "as-user", "whoami", **anybody) == "user\n"
+    assert '"ping": "pong"' in run(unpacked, "as-user", "ansible", "-m", "ping", "localhost", **anybody)
     assert "version" in run(unpacked, "as-user", "gpunodes", "--version", **anybody)
     own = run(unpacked, "as-user", "sh", "-c", "ls -A /tmp; getent passwd 65532", user="65532:65532")
     assert own == "gpunodes:x:65532:65532::/tmp:/bin/sh\n", "its own user needs no second account"
