@@ -15,9 +15,7 @@ from tests.power_fleet import CAPACITY, GPU
 from .apiserver import MINOR, ApiServer, cache
 
 # Those that examples need. The one of nodes would evict: no kubelet reports here.
-_CONTROLLERS = (
-    "job-controller,deployment-controller,replicaset-controller,resourcequota-controller,disruption-controller"
-)
+_CONTROLLERS = "job-controller,resourcequota-controller,clusterrole-aggregation-controller"
 _MERGE = "application/merge-patch+json"
 
 
