@@ -95,7 +95,7 @@ def names(machines: int) -> list[tuple[str, str]]:
 
 def _machine(name: str, number: int, pool: str, role: str, verdict: Verdict) -> ReportedMachine:
     read = name not in (SILENT, OFF)
-    gpus = {"train": {"NVIDIA H100 80GB HBM3": 8}, "infer": {"NVIDIA L40S": 4}}.get(pool, {})
+    gpus = {"train": {"H100 SXM5 80GB": 8}, "infer": {"L40S": 4}}.get(pool, {})
     state = "off" if name == OFF else "not ready" if name in (HUNG, SILENT) else "ready"
     reason = {HUNG: "KubeletNotReady: PLEG is not healthy", SILENT: "the kubelet does not report", OFF: verdict.wanted}
     old = pool == "infer" and number % 6 == 1
@@ -329,9 +329,9 @@ def report(machines: int = 14) -> ClusterReport:
     )
 
 
-def document(machines: int = 14, **changes: Any) -> dict[str, Any]:
+def document(workers: int = 14, **changes: Any) -> dict[str, Any]:
     """The document of such a report, with changes of the report."""
-    return view.document_of(dataclasses.replace(report(machines), **changes))
+    return view.document_of(dataclasses.replace(report(workers), **changes))
 
 
 def replaced(words: Sequence[str]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_a_machine_with_what_every_source_knows_of_it(place: Place) -> None:
     assert (first.name, first.pool, first.node, first.node_state, first.health) == (
         "gpu-1", "train", "gpu-1", "ready", "healthy",
     )  # fmt: skip
-    assert first.gpus == {"NVIDIA H100 80GB HBM3": 2}
+    assert first.gpus == {"H100 SXM5 80GB": 2}
     assert (first.driver, first.kernel, first.runtime) == ("580.95.05", "6.12.1", "containerd.io 2.1.4-1")
     assert (second.node_state, second.not_read, second.gpus) == ("no node", "no route", {})
     assert (control.role, control.node_state, control.kubernetes) == ("control_plane", "ready", "v1.36.3")
