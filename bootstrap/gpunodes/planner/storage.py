@@ -158,8 +158,10 @@ def address(reached: str, node_address: str) -> str:
 
 def clients(value: Any, package_manager: str) -> dict[str, Spec]:
     """mount.nfs, which the kubelet calls, by the role that installs it; nothing without shares."""
-    mount = _software(_CLIENT, package_manager, CLIENT_SECTION)
-    return {"nfs_client": mount} if shares(value) else {}
+    # A machine with another package manager is refused before anything is installed.
+    if not shares(value) or package_manager not in _CLIENT:
+        return {}
+    return {"nfs_client": _software(_CLIENT, package_manager, CLIENT_SECTION)}
 
 
 def _software(names: Mapping[str, str], package_manager: str, section: str) -> Spec:

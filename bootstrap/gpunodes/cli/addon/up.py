@@ -24,8 +24,8 @@ from gpunodes.errors import ExitCode
 def command(name: str, manifest: Path | None, dry_run: bool, inventory_path: Path, as_json: bool) -> int:
     """Install an optional add-on, and wait until it runs.
 
-    NAME is one of `gpunodes addon list`. A second run changes nothing. Objects of the same names that somebody else
-    made are never changed: the command ends before it changes anything.
+    NAME is one of `gpunodes addon list`. A second run changes nothing. Objects of the same names that gpunodes did
+    not make are never changed: the command ends before it changes anything.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import addons, checked

@@ -21,7 +21,7 @@ _POLL_S = 2.0
 _SHOWN = 4
 _FIRST = ("Namespace", "CustomResourceDefinition")
 """Kinds that others need: applied first, deleted last."""
-# Whoever calls these waits for a server that is gone.
+# A client that calls these waits for a server that is gone.
 _LAST = ("APIService", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 """Kinds that call the others: applied last, deleted first."""
 _WORKLOADS = ("daemonsets", "deployments", "statefulsets")
