@@ -19,7 +19,7 @@ from gpunodes.operations.rolling.status import RolloutStatus
 from gpunodes.operations.status import ClusterStatus, EtcdMember, NodeStatus
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.rollout.options import RolloutOptions
-from gpunodes.rollout.result import RolloutOutcome
+from gpunodes.rollout.record import RolloutOutcome
 from gpunodes.rollout.state import Ended, Rollout
 from gpunodes.views import report as view
 

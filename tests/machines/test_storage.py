@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 import yaml
 
@@ -23,8 +24,8 @@ SHARES = [{"name": "training", "path": FOLDER, "size": "1Gi"}]
 EXPORTS = "/etc/exports.d/gpunodes.exports"
 WAIT_S = 900.0
 """Seconds for a boot of an emulated machine, and for its clients until they have reconnected."""
-VOLUME = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "training"}}]}
-MOUNT = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+VOLUME: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "training"}}]}
+MOUNT: dict[str, Any] = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
 WRITES = "i=0; while sleep 1; do i=$((i + 1)); echo $i >>/data/writes; done"
 _before: dict[str, list[str]] = {}
 """The state of the machines before `storage up`."""

@@ -46,7 +46,7 @@ def controllers(made: ApiServer) -> Iterator[None]:
     program = apiserver.programs()[0].parent / "kube-controller-manager"
     kinds = ("persistentvolume-binder", "persistentvolume-protection", "persistentvolumeclaim-protection")
     wanted = ",".join(f"{kind}-controller" for kind in kinds)
-    argv = [
+    argv: list[str | Path] = [
         program,
         f"--kubeconfig={made.kubeconfig}",
         f"--controllers={wanted}",

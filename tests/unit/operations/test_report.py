@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import Inventory
-from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.operations import preflight, report
+from gpunodes.model import MachineCertificates, PreflightFinding, Role, Severity
+from gpunodes.operations import preflight, report, switched_off
 from gpunodes.operations.autoscale.commands import AutoscaleStatus, NoAutoscaler, ScaledMachineStatus
 from gpunodes.operations.rolling.status import RolloutStatus
 from gpunodes.operations.status import ClusterStatus, NodeStatus
@@ -26,7 +27,6 @@ from gpunodes.repair.switched_off import Switched
 from gpunodes.views import report as view
 from gpunodes.views import report_page
 
-from tests import report_example as example
 from tests.stand_ins import Silent, gpu_machine
 
 INVENTORY = """
@@ -80,7 +80,7 @@ class Place:
             "autoscale": "autoscale.status",
         }.items():
             monkeypatch.setattr(f"gpunodes.operations.report.{target}", self._source(name))
-        monkeypatch.setattr(report.switched_off, "read", lambda _: self.off)
+        monkeypatch.setattr(switched_off, "read", lambda _: self.off)
         self.off: dict[str, Switched] = {}
 
     def _source(self, name: str) -> Callable[..., Any]:
@@ -184,8 +184,8 @@ def test_machines_that_are_off_on_purpose_are_asked_for_nothing(place: Place) ->
     [
         ("verdicts", [Verdict("gpu-1", "live", State.DEGRADED, Action.NONE)]),
         ("inspected", ([], [PreflightFinding("gpu-1", "disk", Problem("full"))])),
-        ("ends", [example.MachineCertificates("cp-1", (), ["apiserver ends in 3 days"], "")]),
-        ("status", ClusterStatus("", "v1.36.3", [example.dataclasses.replace(NODES[0], ready=False)], ())),
+        ("ends", [MachineCertificates("cp-1", (), ["apiserver ends in 3 days"], "")]),
+        ("status", ClusterStatus("", "v1.36.3", [dataclasses.replace(NODES[0], ready=False)], ())),
         ("autoscale", AutoscaleStatus(False, {})),
         ("autoscale", AutoscaleStatus(True, {}, [ScaledMachineStatus("gpu-1", "train", "failed")])),
     ],
@@ -216,7 +216,7 @@ def test_the_findings_of_preflight_without_those_of_another_section(
     facts, findings = report._inspected(inventory, inventory.select(()), PROGRESS)
     assert [each.check for each in findings] == ["gpu"]
     assert [each.name for each in facts] == ["gpu-1"]
-    monkeypatch.setattr(preflight, "inspect", lambda *_, **__: example.dataclasses.replace(seen, interrupted=True))
+    monkeypatch.setattr(preflight, "inspect", lambda *_, **__: dataclasses.replace(seen, interrupted=True))
     with pytest.raises(Interrupted):
         report._inspected(inventory, inventory.select(()), PROGRESS)
 

@@ -53,7 +53,7 @@ class Cluster(Objects):
             body: Any
 
         found = Body()
-        path, _, query = path.partition("?")
+        path, query = path.partition("?")[::2]
         if path.endswith("/pods"):
             found.body = {"items": self.pods}
         elif query:

@@ -93,14 +93,13 @@ def framed(folder: Path, page: str, *sizes: tuple[int, int]) -> Path:
     return folder / "frames.html"
 
 
+NOTHING: dict[str, Any] = dict.fromkeys(SECTIONS, Section(why="no control plane responds", failed=True))
 PAGES: Mapping[str, Callable[[], dict[str, Any]]] = {
     "example": example.document,
     "large": lambda: example.document(150),
     "hostile": lambda: replaced(ATTACKS),
     "long words": lambda: replaced(["x" * 1000, "y" * 390]),
-    "nothing": lambda: example.document(
-        **dict.fromkeys(SECTIONS, Section(why="no control plane responds", failed=True)), machines=()
-    ),
+    "nothing": lambda: example.document(machines=(), **NOTHING),
 }
 
 

@@ -130,7 +130,8 @@ def test_what_the_page_shows() -> None:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_a_section_that_failed_says_why(name: str) -> None:
-    document = example.document(**{name: Section(why="no response from <b>cp-1</b>", failed=True)})
+    failed: dict[str, Any] = {name: Section(why="no response from <b>cp-1</b>", failed=True)}
+    document = example.document(**failed)
     assert document[name] is None
     found = page(document)
     assert "Not read: no response from <b>cp-1</b>." in found.text
@@ -141,7 +142,7 @@ def test_a_section_that_failed_says_why(name: str) -> None:
 
 def test_a_report_of_nothing() -> None:
     """Every source failed, and no machine is known."""
-    failed = {name: Section(why="no control plane responds", failed=True) for name in SECTIONS}
+    failed: dict[str, Any] = {name: Section(why="no control plane responds", failed=True) for name in SECTIONS}
     document = example.document(**failed, machines=())
     assert len(document["missing"]) == len(SECTIONS)
     assert page(document).text.count("Not read:") == len(SECTIONS)
