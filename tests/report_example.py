@@ -341,6 +341,6 @@ def replaced(words: Sequence[str]) -> dict[str, Any]:
     for number, machine in enumerate(made["machines"]):
         machine["gpus"] = {words[number % len(words)]: 8}
     made["autoscale"]["pools"] = {each: {"min": 1, "max": 2, "machines": 2, "on": 1} for each in words[:3]}
-    made["rollout"]["rollout"]["parameters"] = dict.fromkeys(words[:2], words[2])
+    made["rollout"]["rollout"]["parameters"] = dict.fromkeys(words[:2], words[-1])
     # What gpunodes itself writes, in a form that it reads again.
     return {**made, "time": given["time"], "schema": given["schema"]}
