@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from gpunodes.cli import common, terminal
+from gpunodes.cli import common, options, terminal
 from gpunodes.errors import WrongInput
 
 _STDOUT = "-"
@@ -27,17 +27,15 @@ _STDOUT = "-"
 )
 @click.option("--no-scan", is_flag=True, help="Leave the health of machines out: they are not probed.")
 @common.ansible_options
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the data as one JSON document; write the page only with -o."
-)
+@options.json_option
 @click.pass_context
 def command(context: click.Context, path: Path, no_scan: bool, inventory_path: Path, as_json: bool) -> int:
     """Write one page about the whole cluster: machines, versions, conflicts, health, repairs.
 
     The page is one file of HTML that loads nothing and has no script. It is written with mode 0600, because it has
-    lines of logs. Nothing is changed and no lock is taken. A source that fails is named on the page, with the reason.
-    Exit code 3 then, and when a node is not ready, a machine is not healthy, a certificate ends within 30 days, or a
-    check of preflight fails.
+    lines of logs; with --json only if -o names its file. Nothing is changed and no lock is taken. A source that
+    fails is named on the page, with the reason. Exit code 3 then, and when a node is not ready, a machine is not
+    healthy, a certificate ends within 30 days, or a check of preflight fails.
     """
     from gpunodes.operations import checked, report
     from gpunodes.views import document, health_map, report_page, text
