@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.registries import Login, Registries
@@ -100,9 +100,5 @@ def logins(inventory: Inventory) -> list[Login]:
         return cluster.logins()
 
 
-@contextlib.contextmanager
-def _connected(inventory: Inventory) -> Iterator[Registries]:
-    with contextlib.closing(control_planes.session(inventory)) as session:
-        cluster = Registries(session)
-        cluster.call_once("GET", "/version")
-        yield cluster
+def _connected(inventory: Inventory) -> contextlib.AbstractContextManager[Registries]:
+    return control_planes.connected(inventory, Registries)

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -168,12 +168,8 @@ def removed(access: Access, user: str) -> list[Binding]:
     return found
 
 
-@contextlib.contextmanager
-def _connected(inventory: Inventory) -> Iterator[Access]:
-    with contextlib.closing(control_planes.session(inventory)) as session:
-        access = Access(session)
-        access.call_once("GET", "/version")
-        yield access
+def _connected(inventory: Inventory) -> contextlib.AbstractContextManager[Access]:
+    return control_planes.connected(inventory, Access)
 
 
 def _cluster_of(inventory: Inventory, report: Report) -> Mapping[str, Any]:

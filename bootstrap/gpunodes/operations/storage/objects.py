@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -81,13 +81,9 @@ class Objects(Api):
         return names
 
 
-@contextlib.contextmanager
-def connected(inventory: Inventory) -> Iterator[Objects]:
+def connected(inventory: Inventory) -> contextlib.AbstractContextManager[Objects]:
     """A session with the API while inside; raises NoResponse without one."""
-    with contextlib.closing(control_planes.session(inventory)) as session:
-        found = Objects(session)
-        found.call_once("GET", "/version")
-        yield found
+    return control_planes.connected(inventory, Objects)
 
 
 def path_of(kind: str, namespace: str, name: str) -> str:
