@@ -129,7 +129,7 @@ def test_a_machine_with_what_every_source_knows_of_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("error", [GpunodesError("it broke", "it", "mend it"), KeyError("x"), OSError(28, "full")])
+@pytest.mark.parametrize("error", [GpunodesError("it broke", "it", "correct it"), KeyError("x"), OSError(28, "full")])
 def test_a_source_that_fails_has_the_reason_in_its_section(place: Place, name: str, error: Exception) -> None:
     place.answers[name] = error
     found = place.gather()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import shape
-from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
+from gpunodes.engine.cluster.api import CONFLICT, Api
 from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.errors import GpunodesError
 from gpunodes.shape import Many, Maybe, Optional
@@ -203,13 +203,6 @@ class Access(Api):
                     "see `kubectl -n kube-system get pods -l component=kube-controller-manager`",
                 )
             time.sleep(_POLL_S)
-
-    def _delete(self, path: str) -> None:
-        try:
-            self._call("DELETE", path)
-        except Refused as error:
-            if error.status != NOT_FOUND:
-                raise
 
 
 def _bindings(namespace: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import shape
-from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
+from gpunodes.engine.cluster.api import CONFLICT, Api
 from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.shape import Many, Maybe, Optional
 
@@ -73,11 +73,7 @@ class Registries(Api):
     def logout(self, login: Login) -> None:
         """Take a login out of the default service account, and delete its Secret; what has gone is no error."""
         self._change(login.namespace, lambda names: [each for each in names if each != login.secret])
-        try:
-            self._call("DELETE", _secret(login.namespace, login.secret))
-        except Refused as error:
-            if error.status != NOT_FOUND:
-                raise
+        self._delete(_secret(login.namespace, login.secret))
 
     def logins(self) -> list[Login]:
         """All logins that gpunodes made, with two requests."""
