@@ -75,9 +75,14 @@ def confirm(consequence: str, *, yes: bool) -> None:
         raise GpunodesError("not confirmed; nothing was changed", exit_code=ExitCode.WRONG_INPUT)
 
 
-def secret(question: str) -> str:
-    """Ask on standard error for text that is not shown while it is typed."""
-    return str(click.prompt(printable(question), hide_input=True, err=True))
+def question(text: str) -> str:
+    """Ask on standard error for one line."""
+    return str(click.prompt(printable(text), err=True))
+
+
+def secret(text: str) -> str:
+    """The same for text that is not shown while it is typed."""
+    return str(click.prompt(printable(text), hide_input=True, err=True))
 
 
 def _labelled(label: str, text: str) -> None:

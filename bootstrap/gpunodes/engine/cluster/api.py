@@ -75,6 +75,14 @@ class Api:
                 return None
             raise
 
+    def _delete(self, path: str) -> None:
+        """Delete an object; one that is gone is no error."""
+        try:
+            self._call("DELETE", path)
+        except Refused as error:
+            if error.status != NOT_FOUND:
+                raise
+
 
 def _checked(method: str, path: str, response: Response) -> Response:
     """The response, after a check that its body fits the request; raises NoResponse."""

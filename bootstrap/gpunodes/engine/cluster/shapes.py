@@ -22,6 +22,11 @@ _OBJECT = {
 # A list is requested with some of these fields only.
 _OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
 
+_LISTS = re.compile(
+    # A namespace may have the name of a kind.
+    r"(?<!/api/v1/namespaces)/(nodes|pods|leases|clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims)(\?|$)"
+)
+
 
 def violation(method: str, path: str, body: Any) -> str:
     """How the body of a response contradicts its request, "" if it fits."""
@@ -29,5 +34,5 @@ def violation(method: str, path: str, body: Any) -> str:
         return ""
     if path.partition("?")[0].endswith("/log"):
         return shape.wrong(body, {"message": str})
-    is_list = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
+    is_list = method == "GET" and _LISTS.search(path)
     return shape.wrong(body, _OBJECTS if is_list else _OBJECT)

@@ -1,4 +1,4 @@
-"""gpunodes addons upgrade"""
+"""gpunodes addon upgrade"""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(yes: bool, inventory_path: Path, as_json: bool) -> int:
     from gpunodes.operations import addons, checked
     from gpunodes.views import addons as view_of
 
-    terminal.check_confirmable("addons upgrade", yes=yes)
+    terminal.check_confirmable("addon upgrade", yes=yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
     before = addons.plan(inventory)
     terminal.line(view_of.plan(before), err=True)

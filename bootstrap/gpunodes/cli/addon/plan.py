@@ -1,4 +1,4 @@
-"""gpunodes addons plan"""
+"""gpunodes addon plan"""
 
 from __future__ import annotations
 
