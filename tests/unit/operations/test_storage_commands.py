@@ -240,9 +240,10 @@ def test_a_server_that_is_a_worker_with_gpus_is_warned_about() -> None:
     assert findings.of_server(Machine("c", "c", Role.CONTROL_PLANE), facts, ["scratch"]) == []
 
 
-def test_a_failed_server_is_one_sentence(place: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_STATE_HOME", str(Path.cwd() / "state"))
+def test_a_failed_server_is_one_sentence(place: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # The server's own code runs; that takes back the folder, too.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
     monkeypatch.setattr(server, "_claimed", lambda *_, **__: contextlib.nullcontext())
     Path("hosts.yml").write_text(INVENTORY % "nas-1")
