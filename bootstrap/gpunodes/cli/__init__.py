@@ -46,6 +46,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "GPUs": {
         "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
+        "jupyter": "Run notebooks with GPUs in the cluster, and open them over SSH.",
         "gates": "List the kubelet's feature gates that matter for GPUs.",
     },
     "Health and repair": {
