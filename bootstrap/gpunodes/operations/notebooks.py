@@ -18,6 +18,7 @@ from gpunodes.engine.jupyter.objects import Notebooks
 from gpunodes.engine.jupyter.tunnel import Tunnel
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
+from gpunodes.model import printable
 from gpunodes.planner import notebooks
 from gpunodes.planner.notebooks import Place, Request
 
@@ -208,7 +209,7 @@ def seen(output: str, request: Request) -> Seen:
     valid = isinstance(lines, list) and all(isinstance(each, str) for each in lines)
     if not valid or not all(isinstance(each, int) and not isinstance(each, bool) for each in (cuda, code)):
         raise GpunodesError("the cell printed something else than its result", "the output of the cell", "try it again")
-    result = Seen([" ".join(each.split())[:200] for each in lines[:_MOST_LINES]], cuda)
+    result = Seen([printable(" ".join(each.split()))[:200] for each in lines[:_MOST_LINES]], cuda)
     # Shares of one GPU are counted once.
     least = request.gpus if request.gpus > 1 else min(1, request.gpus)
     if min(result.cuda, len(result.gpus)) < least:

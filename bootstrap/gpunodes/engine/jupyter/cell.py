@@ -18,6 +18,7 @@ from typing import Any
 from gpunodes import shape
 from gpunodes.engine.jupyter.websocket import WebSocket, WebSocketError
 from gpunodes.errors import GpunodesError
+from gpunodes.model import printable
 
 _CALL_S = 60.0
 _MOST = 1 << 20
@@ -121,7 +122,7 @@ def _call(port: int, method: str, path: str, headers: Mapping[str, str], body: s
 
 def _failed(found: str) -> GpunodesError:
     return GpunodesError(
-        f"no cell runs in the notebook: {found}",
+        f"no cell runs in the notebook: {printable(found)}",
         "a Jupyter server with a kernel for Python",
         "open it with `gpunodes jupyter open`, and run a cell there",
     )

@@ -12,6 +12,7 @@ from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
 from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
 from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.model import printable
 from gpunodes.planner import notebooks, storage
 from gpunodes.planner.notebooks import PATHS, Place, Request
 from gpunodes.shape import Many, Maybe, Optional
@@ -214,7 +215,7 @@ def request_of(place: Place, deployment: Mapping[str, Any]) -> Request:
 
 
 def _line(text: Any) -> str:
-    return " ".join(str(text).split())[:_LONGEST]
+    return printable(" ".join(str(text).split()))[:_LONGEST]
 
 
 def _check(found: Any, wanted: Any, what: str) -> None:

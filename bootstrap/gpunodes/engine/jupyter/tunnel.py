@@ -19,7 +19,7 @@ from gpunodes.engine.cluster.connection import ADMIN
 from gpunodes.engine.remote import openssh, programs, shell
 from gpunodes.engine.remote.stream import Stream, StreamLost
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.model import Machine
+from gpunodes.model import Machine, printable
 
 _ATTEMPTS = 3
 _START_S = 60.0
@@ -119,9 +119,9 @@ def _free(port: int) -> int:
 
 
 def _ended(found: Mapping[str, Any], machine: str) -> GpunodesError:
-    reason = found.get("reason")
+    reason = printable(str(found.get("reason") or "without a reason"))
     return StreamLost(
-        f"{machine}: the connection to the notebook ended: {reason if isinstance(reason, str) else 'without a reason'}",
+        f"{machine}: the connection to the notebook ended: {reason}",
         "a pod that keeps running, and kubectl on the control plane",
         "see `gpunodes jupyter list`, then run the same command again",
     )
