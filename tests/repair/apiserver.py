@@ -71,7 +71,7 @@ def running(folder: Path, more: Mapping[str, object] | None = None) -> Iterator[
     """Start both programs in ``folder``; they are stopped afterwards. ``more`` are flags of the API server."""
     apiserver, etcd = programs()
     _certificates(folder)
-    client, peer, secure = (_free_port() for _ in range(3))
+    client, peer, secure = (free_port() for _ in range(3))
     server = ApiServer(folder, secure, folder / "admin.conf")
     _kubeconfig(server)
     address, between = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
@@ -124,7 +124,7 @@ def controllers(server: ApiServer, names: str) -> None:
         "root-ca-file": server.folder / "ca.crt",
         "leader-elect": "false",
         "bind-address": "127.0.0.1",
-        "secure-port": _free_port(),
+        "secure-port": free_port(),
         "cert-dir": server.folder / "controllers",
     }
     _start(server, "controllers", programs()[0].with_name("kube-controller-manager"), flags)
@@ -150,7 +150,8 @@ def _wait(server: ApiServer) -> None:
             time.sleep(0.3)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback address without a listener."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]
