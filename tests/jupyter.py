@@ -49,8 +49,11 @@ def ran(code: str, header: dict[str, Any]) -> list[Any]:
 def frame(data: bytes, first: int = 0x81) -> bytes:
     """A frame of a server."""
     size = len(data)
-    head = bytes([first, size]) if size < 126 else struct.pack("!BBH", first, 126, size)
-    return (head if size < 1 << 16 else struct.pack("!BBQ", first, 127, size)) + data
+    if size < 126:
+        head = bytes([first, size])
+    else:
+        head = struct.pack("!BBH", first, 126, size) if size < 1 << 16 else struct.pack("!BBQ", first, 127, size)
+    return head + data
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -26,6 +26,7 @@ from gpunodes.cli import (
     endpoint,
     etcd,
     gpu,
+    jupyter,
     maintenance,
     operating_system,
     provision,
@@ -694,6 +695,11 @@ ELSEWHERE = {
     "addon up": "as addon list",
     "addon verify": "as addon list",
     "addon down": "as addon list",
+    "jupyter up": "tests/unit/operations/test_notebooks.py: a hostile cluster",
+    "jupyter open": "as jupyter up; what a pod sends goes to the browser only",
+    "jupyter list": "as jupyter up",
+    "jupyter verify": "tests/unit/engine/test_jupyter.py: a hostile server",
+    "jupyter down": "as jupyter up",
     "addon upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
     "runtime upgrade": "as gpu upgrade start",
     "registry list": "tests/unit/operations/test_registries.py: what stands in the cluster is hostile there",
@@ -726,7 +732,7 @@ def test_every_command_is_walked() -> None:
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
     groups |= {"runtime": runtime.COMMANDS, "addon": addon.COMMANDS, "autoscale": autoscale.COMMANDS}
-    groups |= {"registry": registry.COMMANDS}
+    groups |= {"jupyter": jupyter.COMMANDS, "registry": registry.COMMANDS}
     groups |= {"storage": storage.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}

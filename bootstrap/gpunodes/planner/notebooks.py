@@ -94,6 +94,11 @@ _SHAPE = {
 }
 
 
+def is_place(place: Place) -> bool:
+    """Whether both names are valid."""
+    return bool(_NAME.fullmatch(place.name) and _NAMESPACE.fullmatch(place.namespace))
+
+
 def check_place(place: Place) -> None:
     """Raise WrongInput for what is no name of a notebook or no namespace."""
     if not _NAME.fullmatch(place.name):

@@ -164,7 +164,7 @@ class Notebooks(Api):
         for each in self._call("GET", path).body["items"]:
             meta = each["metadata"]
             place = Place(str((meta.get("labels") or {}).get(notebooks.LABEL, "")), str(meta.get("namespace")))
-            if meta["name"] == place.objects and notebooks.is_own(each, place):
+            if notebooks.is_place(place) and meta["name"] == place.objects and notebooks.is_own(each, place):
                 made.append((place, each))
         return sorted(made, key=lambda each: (each[0].namespace, each[0].name))
 
