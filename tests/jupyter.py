@@ -2,7 +2,7 @@
 
 The stand-in runs each cell with Python, as a kernel does, and answers by WebSocket. It is no proof that a real server
 answers so: GPUNODES_JUPYTER, the path of a `jupyter-lab` such as that of a virtual environment with jupyterlab and
-ipykernel, runs the tests with the real one.
+ipykernel, runs the tests with the real one. As a program, in an image of tests/machines, it is the command `jupyter`.
 """
 
 from __future__ import annotations
@@ -127,13 +127,25 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+def _server(address: tuple[str, int], token: str, answer: Answer, kernels: set[str]) -> ThreadingHTTPServer:
+    handler = type("Handler", (_Handler,), {"token": token, "answer": staticmethod(answer), "kernels": kernels})
+    server = ThreadingHTTPServer(address, handler)
+    server.daemon_threads = True
+    return server
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve as `jupyter lab --ip=... --port=...` does, with the token of JUPYTER_TOKEN_FILE."""
+    given = dict(each.lstrip("-").split("=", 1) for each in argv if each.startswith("--") and "=" in each)
+    address = ("" if given["ip"] == "*" else given["ip"], int(given["port"]))
+    _server(address, Path(os.environ["JUPYTER_TOKEN_FILE"]).read_text(), ran, set()).serve_forever()
+
+
 @contextlib.contextmanager
 def standing_in(token: str, answer: Answer = ran) -> Iterator[tuple[int, set[str]]]:
     """A stand-in; its port, and the kernels that run now."""
     kernels: set[str] = set()
-    handler = type("Handler", (_Handler,), {"token": token, "answer": staticmethod(answer), "kernels": kernels})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = _server(("127.0.0.1", 0), token, answer, kernels)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         yield server.server_port, kernels
@@ -169,3 +181,7 @@ def real(folder: Path, args: Sequence[str], ready: Sequence[str], token: str) ->
     finally:
         process.terminate()
         process.wait(60)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from . import pods
+from . import notebook_image, pods
 from .conftest import BARE, LabSpec, Operator, lines, search_for_secrets
 
 LAB = LabSpec("debian13", workers=2, cluster=())
@@ -87,6 +87,31 @@ def test_again_changes_nothing(operator: Operator) -> None:
     assert {each["outcome"] for each in result["machines"]} == {"unchanged"}
     assert operator.ssh("control-1", "systemctl show --property=ExecMainStartTimestampMonotonic nfs-server") == started
     operator.gpunodes("storage", "verify")
+
+
+def test_a_notebook_finds_its_home_again(operator: Operator) -> None:
+    """On NFS with root_squash, with the restrictions of Pod Security, reached over SSH and the kubelet."""
+    for worker in WORKERS:
+        notebook_image.load(operator, worker)
+    operator.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce=restricted")
+    up = ("jupyter", "up", "--gpus", "0", "--cpus", "1", "--memory", "1", "--image", notebook_image.NAME)
+    token = str(operator.document(*up)["token"])
+    assert operator.document("jupyter", "up")["token"] == ""
+    assert "a cell ran" in operator.gpunodes("jupyter", "verify").stdout
+    assert operator.ssh("control-1", f"stat -c '%U %a' {FOLDER}/jupyter-notebook").strip() == "nobody 777"
+    written = ("exec", "deployment/jupyter-notebook", "--", "python3", "-c", "open('/home/jovyan/kept', 'w')")
+    operator.kubectl(*written)
+    # The first character in brackets: the search does not find itself.
+    search = f"grep -asl '[{token[0]}]{token[1:]}' /proc/[0-9]*/cmdline /proc/[0-9]*/environ || true"
+    assert not any(operator.each(MACHINES, search).values()), "the token is in no process's arguments or environment"
+    assert "its home stays" in operator.gpunodes("jupyter", "down", "--yes").stdout
+    kinds = "all,secrets,networkpolicies"
+    assert operator.kubectl("get", kinds, "-l", "gpunodes.dev/notebook", "-o", "name").strip() == ""
+    assert operator.document(*up)["token"] not in ("", token)
+    assert "kept" in operator.kubectl(*written[:3], "python3", "-c", "import os; print(os.listdir('/home/jovyan'))")
+    operator.gpunodes("jupyter", "down", "--yes")
+    operator.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce-")
+    operator.ssh("control-1", f"rm -r {FOLDER}/jupyter-notebook")
 
 
 def test_a_writer_goes_on_after_a_reboot_of_the_server(operator: Operator) -> None:

@@ -37,7 +37,7 @@ count, code = ctypes.c_int(0), -1
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
     code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
-except OSError:
+except (OSError, AttributeError):
     pass
 print("gpunodes " + json.dumps({"cuda": count.value, "code": code, "lines": lines}))
 """

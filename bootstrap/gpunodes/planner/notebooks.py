@@ -266,7 +266,7 @@ def _container(place: Place, request: Request) -> dict[str, Any]:
             "timeoutSeconds": 10,
         },
         "resources": {
-            "requests": {"cpu": "500m", "memory": "1Gi"},
+            "requests": {"cpu": "250m", "memory": "512Mi"},
             "limits": {**limits, **({GPU: str(request.gpus)} if request.gpus else {})},
         },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
