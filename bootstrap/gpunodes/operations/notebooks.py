@@ -280,6 +280,6 @@ def _warn(request: Request, report: Report) -> None:
         report("warning: without shared storage the files of this notebook end with its pod")
     if request.node_port:
         report(
-            "warning: --node-port serves this notebook without encryption to everyone who reaches a node: whoever "
-            "reads the traffic gets the token, and with it a shell in the pod"
+            "warning: --node-port serves this notebook without encryption to everyone who reaches a node: everyone "
+            "who reads the traffic gets the token, and with it a shell in the pod"
         )
