@@ -272,6 +272,17 @@ def test_what_an_interrupted_command_left_is_made_again(server: ApiServer, clust
     notebooks.down(cluster, place, lambda _: None)
 
 
+def test_a_notebook_without_its_secret_gets_no_new_token(server: ApiServer, cluster: Notebooks) -> None:
+    """Its server would not know it."""
+    place = Place("lost", "team")
+    start(cluster, place)
+    server.call("DELETE", place.path("Secret"))
+    with pytest.raises(GpunodesError, match=r"has no token of gpunodes.*`gpunodes jupyter down lost --namespace team`"):
+        start(cluster, place)
+    assert "Secret" not in present(server, place)
+    notebooks.down(cluster, place, lambda _: None)
+
+
 def test_a_repeated_request_is_no_conflict(cluster: Notebooks) -> None:
     place = Place("again", "team")
     secret = objects(place, Request(IMAGE), "x" * 43)[1]

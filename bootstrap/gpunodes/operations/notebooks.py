@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunodes import settings
+from gpunodes import settings, shape
 from gpunodes.engine import control_planes
 from gpunodes.engine.jupyter import cell, objects, tunnel
 from gpunodes.engine.jupyter.objects import Notebooks
@@ -41,7 +41,7 @@ except (OSError, AttributeError):
     pass
 print("gpunodes " + json.dumps({"cuda": count.value, "code": code, "lines": lines}))
 """
-_MOST_LINES = 64
+_SEEN = {"cuda": int, "code": int, "lines": shape.Many(str, 64)}
 Report = Callable[[str], None]
 
 
@@ -95,7 +95,9 @@ def up(
     found = api.found(place)
     if "Deployment" in found:
         request = objects.request_of(place, found["Deployment"])
-        _check_same(place, request, given | ({"storage": ""} if scratch else {}))
+        _check_same(place, request, {**given, **({"storage": ""} if scratch else {})})
+        # Its server knows no other token than that of its start.
+        api.token(place)
     else:
         request = Request(**{"image": image, **given, "storage": _storage(api, place, given, scratch=scratch)})
     _warn(request, report)
@@ -130,7 +132,7 @@ def wait(api: Notebooks, place: Place, limit_s: float, report: Report) -> None:
             raise GpunodesError(
                 f"the notebook {place} is not ready after {limit_s:.0f} s: {reason}",
                 "a node with free GPUs for it, and its image",
-                f"free GPUs, then run the same command again; `gpunodes jupyter down {place.name}` gives it up",
+                f"free GPUs, or correct that, then run the same command again; `{place.command('down')}` gives it up",
             )
         if reason != last:
             report(f"waiting: {reason}")
@@ -176,7 +178,7 @@ def reached(inventory: Inventory, place: Place, port: int, report: Report) -> It
             raise GpunodesError(
                 f"the notebook {place} is not ready: {api.reason(place, deployment)}",
                 "a pod that is ready",
-                f"`gpunodes jupyter up {place.name}` waits for it",
+                f"`{place.command('up')}` waits for it",
             )
         request, token = objects.request_of(place, deployment), api.token(place)
         pods = api.pods(place)
@@ -201,20 +203,17 @@ def verify(inventory: Inventory, place: Place, report: Report) -> tuple[Seen, Re
 def seen(output: str, request: Request) -> Seen:
     """What a cell saw, by its output; raises GpunodesError if it is less than what the notebook requests."""
     found = re.search(r"^gpunodes (\{.*\})$", output, re.MULTILINE)
-    try:
+    document: dict[str, Any] = {}
+    with contextlib.suppress(ValueError, RecursionError):
         document = json.loads(found[1]) if found else {}
-    except (ValueError, RecursionError):
-        document = {}
-    lines, cuda, code = (document.get(each) for each in ("lines", "cuda", "code"))
-    valid = isinstance(lines, list) and all(isinstance(each, str) for each in lines)
-    if not valid or not all(isinstance(each, int) and not isinstance(each, bool) for each in (cuda, code)):
+    if shape.wrong(document, _SEEN):
         raise GpunodesError("the cell printed something else than its result", "the output of the cell", "try it again")
-    result = Seen([printable(" ".join(each.split()))[:200] for each in lines[:_MOST_LINES]], cuda)
+    result = Seen([printable(" ".join(each.split()))[:200] for each in document["lines"]], document["cuda"])
     # Shares of one GPU are counted once.
     least = request.gpus if request.gpus > 1 else min(1, request.gpus)
     if min(result.cuda, len(result.gpus)) < least:
         raise GpunodesError(
-            f"a cell sees {len(result.gpus)} GPUs by nvidia-smi and {result.cuda} by CUDA (cuInit: {code})",
+            f"a cell sees {len(result.gpus)} GPUs by nvidia-smi and {result.cuda} by CUDA (cuInit: {document['code']})",
             f"at least {least}",
             "see `gpunodes gpu verify` for the node, and whether the image runs with its driver",
         )
@@ -238,7 +237,7 @@ def _deployment(api: Notebooks, place: Place) -> dict[str, Any]:
         raise WrongInput(
             f"there is no notebook {place.name} in the namespace {place.namespace}",
             "one of `gpunodes jupyter list`",
-            f"start it with `gpunodes jupyter up {place.name}`",
+            f"start it with `{place.command('up')}`",
         )
     return found
 
@@ -248,7 +247,7 @@ def _check_same(place: Place, request: Request, given: Mapping[str, Any]) -> Non
         raise WrongInput(
             f"the notebook {place} exists with {'; '.join(different)}",
             "the same, or no notebook of this name: a change ends its kernels",
-            f"run `gpunodes jupyter down {place.name}` first, or choose another name",
+            f"run `{place.command('down')}` first, or choose another name",
         )
 
 

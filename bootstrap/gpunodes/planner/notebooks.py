@@ -23,6 +23,7 @@ PART = "app.kubernetes.io/part-of=gpunodes-jupyter"
 REQUEST = "gpunodes.dev/notebook-request"
 """The annotation of the Deployment with the request, as JSON."""
 PORT = 8888
+DEFAULT = "notebook"
 _HOME = "/home/jovyan"
 _SECRETS = "/run/secrets/gpunodes-jupyter"
 # The user of the Jupyter Docker Stacks, and its group. Source: jupyter/docker-stacks, docker-stacks-foundation.
@@ -62,6 +63,11 @@ class Place:
     def path(self, kind: str) -> str:
         """The path of one of its objects in the API."""
         return f"{PATHS[kind].format(self.namespace)}/{self.objects}"
+
+    def command(self, name: str) -> str:
+        """A command line for it."""
+        words = ["gpunodes jupyter", name, *([] if self.name == DEFAULT else [self.name])]
+        return " ".join([*words, *([] if self.namespace == "default" else [f"--namespace {self.namespace}"])])
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -58,7 +58,7 @@ def made(found: Started, *, dry_run: bool) -> str:
 
 def ready(found: Started) -> str:
     """How it is reached."""
-    lines = [f"ready: {_command('open', found.place)}"]
+    lines = [f"ready: {found.place.command('open')}"]
     if found.node_port:
         lines.append(f"or, without encryption, http://NODE:{found.node_port}/lab with the address of any node")
     return "\n".join(lines)
@@ -110,8 +110,3 @@ def dump_list(found: Sequence[Listed]) -> str:
 def _document(place: Place, request: Request | None, **more: Any) -> str:
     own = {"schema": "gpunodes.notebook/1", **asdict(place), "request": asdict(request) if request else None}
     return document.dump({**own, **more})
-
-
-def _command(name: str, place: Place) -> str:
-    words = ["gpunodes jupyter", name, *([place.name] if place.name != "notebook" else [])]
-    return " ".join([*words, *([f"--namespace {place.namespace}"] if place.namespace != "default" else [])])

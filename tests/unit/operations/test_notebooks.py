@@ -268,6 +268,9 @@ def test_the_browser_gets_a_file_that_only_the_user_reads(
 ) -> None:
     """The token is in no argument, and the file is gone afterwards."""
     monkeypatch.setenv("DISPLAY", ":0")
+    left = tmp_path / "state/gpunodes/notebook-0.html"
+    left.parent.mkdir(parents=True)
+    left.write_text(TOKEN)
     done = run("open")
     assert done.exception is None
     ((uri, mode, text),) = opened.pages

@@ -65,6 +65,9 @@ def _browser(url: str, token: str) -> Iterator[bool]:
     if not (sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))):
         yield False
         return
+    for left in state_home().glob("notebook-*.html"):
+        # Of a command that was killed.
+        left.unlink(missing_ok=True)
     path = state_home() / f"notebook-{secrets.token_hex(8)}.html"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

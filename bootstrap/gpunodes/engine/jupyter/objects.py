@@ -105,7 +105,7 @@ class Notebooks(Api):
             raise GpunodesError(
                 f"the Secret {place.objects} in the namespace {place.namespace} has no token of gpunodes",
                 "the token of `gpunodes jupyter up`",
-                f"run `gpunodes jupyter down {place.name}`, and `up` again; a home folder on shared storage stays",
+                f"run `{place.command('down')}`, then `up` again; a home on shared storage stays",
             )
         return token
 
@@ -209,7 +209,7 @@ def request_of(place: Place, deployment: Mapping[str, Any]) -> Request:
         raise GpunodesError(
             f"the Deployment {place.objects} in the namespace {place.namespace} has no valid {notebooks.REQUEST}",
             "a Deployment of `gpunodes jupyter up`",
-            f"run `gpunodes jupyter down {place.name}`, and `up` again; a home folder on shared storage stays",
+            f"run `{place.command('down')}`, then `up` again; a home on shared storage stays",
         )
     return request
 
