@@ -6,14 +6,20 @@ import json
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.ansible.module_utils import kubeconfig, port_forward
+from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine.jupyter import cell, tunnel
+from gpunodes.engine.jupyter.tunnel import Tunnel
 from gpunodes.engine.jupyter.websocket import WebSocket, WebSocketError
+from gpunodes.engine.remote.stream import Stream, StreamLost
 from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.model import Machine, Role
 from gpunodes.operations import notebooks
 from gpunodes.planner.notebooks import Place, Request, objects
 
@@ -151,6 +157,58 @@ def test_what_a_cell_sees(output: str, gpus: int, problem: str) -> None:
 def test_the_cell_of_verify_runs_without_gpus() -> None:
     output = subprocess.run(["python3", "-c", notebooks._CELL], capture_output=True, text=True, check=True).stdout
     assert notebooks.seen(output, Request("x", gpus=0)).cuda >= 0
+
+
+def forwarding(monkeypatch: pytest.MonkeyPatch, *lines: str) -> Tunnel:
+    """A tunnel whose program prints these lines, and ends."""
+    text = "".join(f"{each}\n" for each in (f"\n{MARK}", *lines))
+    argv = [sys.executable, "-c", f"import sys; sys.stdin.read(1); print({text!a}, end='')"]
+    monkeypatch.setattr(tunnel, "_started", lambda *_: Stream("control-1", argv, b"x"))
+    machine = Machine("control-1", "192.0.2.1", Role.CONTROL_PLANE)
+    with tunnel.opened(machine, {}, "default", "pod", 8888) as opened:
+        opened.follow()
+    return opened
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_a_control_plane_that_reports_attacks(monkeypatch: pytest.MonkeyPatch, attack: str) -> None:
+    open_, ended = '{"state": "forwarding"}', json.dumps({"state": "ended", "reason": attack})
+    for lines in ((ended,), (open_, ended), (open_, '{"state": "alive"}', ended), (attack,), (open_, attack), ("[]",)):
+        with pytest.raises(StreamLost) as caught:
+            forwarding(monkeypatch, *lines)
+        assert not unprintable(caught.value.problem.found)
+
+
+def test_ports_of_the_control_plane_that_are_all_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StreamLost, match="unable to listen on any of the requested ports"):
+        forwarding(
+            monkeypatch, json.dumps({"state": "ended", "reason": "unable to listen on any of the requested ports"})
+        )
+
+
+@pytest.mark.parametrize(
+    ("has_kubectl", "reason"), [(False, "kubectl is not installed there"), (True, "does not exist")]
+)
+def test_a_control_plane_without_kubectl_or_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, has_kubectl: bool, reason: str
+) -> None:
+    config = None if has_kubectl else kubeconfig.Kubeconfig("https://192.0.2.1:6443", "", None, None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: "/bin/false" if has_kubectl else None)
+    monkeypatch.setattr(kubeconfig, "load", lambda _: config)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    port_forward.main({"kubeconfig": str(tmp_path / "admin.conf")})
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "ended"
+    assert reason in found["reason"]
+
+
+def test_the_api_server_of_the_machine_itself_is_preferred() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        own = f"https://127.0.0.1:{server.getsockname()[1]}"
+        config = kubeconfig.Kubeconfig("https://192.0.2.1:6443", "", None, None, own=own)
+        assert port_forward._own(config) == [f"--server={own}"]
+    assert port_forward._own(config) == []
+    assert port_forward._own(kubeconfig.Kubeconfig("https://192.0.2.1:6443", "", None, None)) == []
 
 
 def test_a_port_in_use() -> None:

@@ -8,11 +8,13 @@ it any more, and {"state": "ended", "reason": ...}. The program, with kubectl, e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,11 +22,13 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import IO, Any
+from urllib.parse import urlsplit
 
-from . import tree
+from . import kubeconfig, tree
 
 BEAT_S = 10.0
 _START_S = 30.0
+_CONNECT_S = 5.0
 _MOST = 400
 
 
@@ -32,14 +36,15 @@ def main(options: Mapping[str, Any]) -> None:
     """Forward ``local`` to ``port`` of ``pod`` in ``namespace``, with the file ``kubeconfig``."""
     signal.signal(signal.SIGTERM, _end)
     kubectl = shutil.which("kubectl", path=f"{os.environ.get('PATH', '')}:/usr/local/bin:/usr/bin")
-    if kubectl is None:
-        _say("ended", "kubectl is not installed on this machine")
+    config = kubeconfig.load(str(options["kubeconfig"]))
+    if kubectl is None or config is None:
+        _say("ended", "kubectl is not installed there" if config else f"{options['kubeconfig']} does not exist there")
         return
     # kubectl keeps what it learns of the API below HOME: nothing stays on the machine. It would use a proxy, too.
     folder = tempfile.mkdtemp(prefix="gpunodes-forward-")
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     environment.update(HOME=folder, KUBERC="off")
-    argv = [kubectl, f"--kubeconfig={options['kubeconfig']}", f"--namespace={options['namespace']}"]
+    argv = [kubectl, f"--kubeconfig={options['kubeconfig']}", f"--namespace={options['namespace']}", *_own(config)]
     argv += ["port-forward", "--address=127.0.0.1", f"pod/{options['pod']}", f"{options['local']}:{options['port']}"]
     try:
         process = subprocess.Popen(
@@ -52,6 +57,16 @@ def main(options: Mapping[str, Any]) -> None:
             process.wait()
     finally:
         tree.remove(folder)
+
+
+def _own(config: kubeconfig.Kubeconfig) -> list[str]:
+    """The flag for the API server of this machine itself, if that accepts connections; else the endpoint is used."""
+    address = urlsplit(config.own)
+    with contextlib.suppress(OSError, ValueError):
+        if address.hostname:
+            socket.create_connection((address.hostname, address.port or 443), _CONNECT_S).close()
+            return [f"--server={config.own}"]
+    return []
 
 
 def _follow(process: subprocess.Popen[bytes]) -> None:
