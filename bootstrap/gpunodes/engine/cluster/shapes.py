@@ -34,5 +34,7 @@ def violation(method: str, path: str, body: Any) -> str:
         return ""
     if path.partition("?")[0].endswith("/log"):
         return shape.wrong(body, {"message": str})
+    if method == "POST" and path.endswith("/token"):
+        return shape.wrong(body, {"status": {"token": str, "expirationTimestamp": str}})
     is_list = method == "GET" and _LISTS.search(path)
     return shape.wrong(body, _OBJECTS if is_list else _OBJECT)
