@@ -121,6 +121,31 @@ def test_local_storage_stays_while_it_has_volumes(server: ApiServer) -> None:
     finish(server, "local-path-storage")
 
 
+def test_metrics_in_a_claim_of_the_user_stay(server: ApiServer) -> None:
+    up("monitoring")
+    claim = {
+        "metadata": {"name": "prometheus"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    claims = "/api/v1/namespaces/gpunodes-monitoring/persistentvolumeclaims"
+    server.call("POST", claims, claim)
+    with pytest.raises(
+        MachineProblem, match=r"gpunodes-monitoring has persistentvolumeclaims of others \(prometheus\)"
+    ):
+        down("monitoring")
+    server.call("PATCH", f"{claims}/prometheus", {"metadata": {"finalizers": None}}, "application/merge-patch+json")
+    server.call("DELETE", f"{claims}/prometheus")
+    up("network-policy")
+    with pytest.raises(
+        MachineProblem, match=r"network policies, which nothing would enforce then \(kube-state-metrics"
+    ):
+        down("network-policy")
+    assert set(down("monitoring")) == titles("monitoring")
+    assert set(down("network-policy")) == titles("network-policy")
+    for space in ("gpunodes-monitoring", "gpunodes-node-exporter"):
+        finish(server, space)
+
+
 def test_enforcement_stays_while_there_are_network_policies(server: ApiServer) -> None:
     up("network-policy")
     policies = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
