@@ -372,7 +372,9 @@ def addons_table() -> str:
     lines.append("| --- | --- | --- | --- | --- |")
     for each in addons.optional().values():
         images = "<br>".join(f"`{each.name}/{name}`: `{image}`" for name, image in each.images.items())
-        images = images or f"`--manifest` with [this file]({each.manifest})"
+        is_address = each.manifest.startswith("https://")
+        file = f"[this file]({each.manifest})" if is_address else f"the output of `{each.manifest}`"
+        images = images or f"`--manifest` with {file}"
         tried = f"{each.run}: {each.why}" if each.why else each.run
         about = f"[{each.version}]({each.source}), {each.licence}"
         lines.append(f"| `{each.name}` | {cell(each.purpose)} | {about} | {images} | {cell(tried)} |")

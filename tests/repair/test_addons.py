@@ -40,7 +40,7 @@ def titles(name: str) -> set[str]:
 
 def strict(server: ApiServer, name: str) -> None:
     """Each object is valid: a field that its kind does not have is an error."""
-    kinds = {"StorageClass": "storageclasses"}
+    kinds = {"StorageClass": "storageclasses", "NetworkPolicy": "networkpolicies"}
     for each in rendered(name):
         base = f"/{'apis' if '/' in each['apiVersion'] else 'api'}/{each['apiVersion']}"
         space = f"/namespaces/{each['metadata']['namespace']}" if "namespace" in each["metadata"] else ""
@@ -68,10 +68,14 @@ def test_an_add_on_comes_stays_and_goes(server: ApiServer, name: str) -> None:
     assert set(down(name)) == titles(name)
     assert name not in optional.installed()
     assert down(name) == []
-    finish(server, addons.chosen(name).namespace)
+    for each in rendered(name):
+        if each["kind"] == "Namespace":
+            finish(server, each["metadata"]["name"])
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    "name", [name for name in TEMPLATES if "ClusterRole" in {each["kind"] for each in rendered(name)}]
+)
 def test_objects_of_others_are_never_changed_or_deleted(server: ApiServer, name: str) -> None:
     [role] = [each for each in rendered(name) if each["kind"] == "ClusterRole"][-1:]
     path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -115,6 +119,31 @@ def test_local_storage_stays_while_it_has_volumes(server: ApiServer) -> None:
     server.call("DELETE", f"{claims}/of-a-user")
     assert set(down("local-path")) == titles("local-path")
     finish(server, "local-path-storage")
+
+
+def test_metrics_in_a_claim_of_the_user_stay(server: ApiServer) -> None:
+    up("monitoring")
+    claim = {
+        "metadata": {"name": "prometheus"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    claims = "/api/v1/namespaces/gpunodes-monitoring/persistentvolumeclaims"
+    server.call("POST", claims, claim)
+    with pytest.raises(
+        MachineProblem, match=r"gpunodes-monitoring has persistentvolumeclaims of others \(prometheus\)"
+    ):
+        down("monitoring")
+    server.call("PATCH", f"{claims}/prometheus", {"metadata": {"finalizers": None}}, "application/merge-patch+json")
+    server.call("DELETE", f"{claims}/prometheus")
+    up("network-policy")
+    with pytest.raises(
+        MachineProblem, match=r"network policies, which nothing would enforce then \(kube-state-metrics"
+    ):
+        down("network-policy")
+    assert set(down("monitoring")) == titles("monitoring")
+    assert set(down("network-policy")) == titles("network-policy")
+    for space in ("gpunodes-monitoring", "gpunodes-node-exporter"):
+        finish(server, space)
 
 
 def test_enforcement_stays_while_there_are_network_policies(server: ApiServer) -> None:

@@ -682,6 +682,7 @@ ELSEWHERE = {
     "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations: a control plane's kubeconfig is parsed there, and users are hostile",
     "completion": "it contacts no machine",
+    "dashboard": "tests/unit/operations/test_dashboard.py: what the cluster reports is hostile there",
     "etcd backup": "tests/unit/operations/test_etcd_backup.py: what a machine sends is hostile there",
     "etcd restore": "tests/unit/operations/test_etcd_commands.py: its playbook is walked above",
     "etcd timer": "it contacts no machine",

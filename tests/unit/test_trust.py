@@ -180,6 +180,8 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         ("settings", "'ansible.builtin.env'"),
         *((role, "'ansible.builtin.template'") for role in ("addon", "autoscaler", "device_plugin")),
         ("network", "'ansible.builtin.template'"),
+        # Data of the collection.
+        ("addon", "'ansible.builtin.file'"),
     }
 
 

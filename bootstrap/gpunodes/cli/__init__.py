@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "kubeconfig": "Fetch the administrator's kubeconfig, or make one for a person.",
         "registry": "Log pods in at private image registries.",
         "report": "Write one page about the whole cluster: machines, versions, conflicts, health, repairs.",
+        "dashboard": "Open the dashboard of the cluster in a browser, over SSH.",
         "etcd": "Back up and restore the cluster's state.",
         "certs": "Show when the certificates of the nodes end, and renew them.",
         "endpoint": "Move the address at which all machines reach the API.",

@@ -96,7 +96,7 @@ def objects_of(addon: Addon, manifest: Path | None) -> list[dict[str, Any]]:
         raise WrongInput(
             f"gpunodes has no objects of {addon.name} {addon.version}",
             "--manifest FILE, a file of its publisher",
-            f"download {addon.manifest}",
+            addon.obtaining,
         )
     try:
         documents = list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))

@@ -55,10 +55,18 @@ class Addon:
     """Where its objects come from if it has no template."""
     requires: Mapping[str, Any] = field(default_factory=dict)
     """Settings with the values that they must have."""
+    options: Sequence[str] = ()
+    """Settings that its template uses."""
     proof: Mapping[str, Any] = field(default_factory=dict)
     """What is queried after its workloads run."""
     uses: Sequence[Mapping[str, Any]] = ()
     """Objects that forbid its removal."""
+
+    @property
+    def obtaining(self) -> str:
+        """How to get the file for ``manifest``."""
+        is_address = self.manifest.startswith("https://")
+        return f"download {self.manifest}" if is_address else f"make it: {self.manifest} > FILE"
 
 
 def optional() -> dict[str, Addon]:
@@ -81,6 +89,11 @@ def images_of(addon: Addon, replaced: Mapping[str, Any]) -> dict[str, str]:
             f"gpunodes_addon_images has {', '.join(unknown)}", f"names among {', '.join(sorted(known))}", "correct it"
         )
     return {key: str(replaced.get(f"{addon.name}/{key}", image)) for key, image in addon.images.items()}
+
+
+def values_of(addon: Addon, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for its template."""
+    return {key: settings[key] for key in addon.options}
 
 
 def refusal(addon: Addon, settings: Mapping[str, Any]) -> WrongInput | None:

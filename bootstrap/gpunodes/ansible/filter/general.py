@@ -312,7 +312,7 @@ def image_archive(path: str) -> dict[str, str]:
 
 
 def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An optional add-on for its role: version, images, proof, uses, and the problem with the settings ("" for none).
+    """An optional add-on for its role: version, images, settings, proof, uses, and the problem with them ("" for none).
 
     Without a name all are empty.
     """
@@ -320,7 +320,7 @@ def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     from gpunodes.planner import addons
 
     if not name:
-        return {"version": "", "images": {}, "proof": {}, "uses": [], "problem": ""}
+        return {"version": "", "images": {}, "settings": {}, "proof": {}, "uses": [], "problem": ""}
     try:
         found = addons.chosen(name)
         replaced = addons.images_of(found, images)
@@ -329,6 +329,7 @@ def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     return {
         "version": found.version,
         "images": replaced,
+        "settings": addons.values_of(found, settings),
         "proof": dict(found.proof),
         "uses": list(found.uses),
         "problem": str(addons.refusal(found, settings) or ""),

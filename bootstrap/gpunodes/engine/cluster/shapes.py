@@ -38,5 +38,7 @@ def violation(method: str, path: str, body: Any) -> str:
     if path.endswith("&dryRun=All"):
         # An object that is not stored has no version.
         return shape.wrong(body, _PARTIAL)
+    if method == "POST" and path.endswith("/token"):
+        return shape.wrong(body, {"status": {"token": str, "expirationTimestamp": str}})
     is_list = method == "GET" and _LISTS.search(path)
     return shape.wrong(body, _OBJECTS if is_list else _OBJECT)
