@@ -204,6 +204,17 @@ def test_a_quota_is_the_reason(server: ApiServer, cluster: Notebooks) -> None:
     until(lambda: pods(server, Place("fits", "quota")))
 
 
+def test_a_quota_that_refuses_one_object_refuses_all(server: ApiServer, cluster: Notebooks) -> None:
+    quota = {"metadata": {"name": "ports"}, "spec": {"hard": {"services.nodeports": "0"}}}
+    server.call("POST", "/api/v1/namespaces/quota/resourcequotas", quota)
+    path = "/api/v1/namespaces/quota/resourcequotas/ports"
+    until(lambda: server.call("GET", path).get("status", {}).get("hard"))
+    place = Place("port", "quota")
+    with pytest.raises(GpunodesError, match="exceeded quota: ports"):
+        start(cluster, place, node_port=True, scratch=True)
+    assert present(server, place) == {}
+
+
 def test_no_gpu_is_possible(server: ApiServer, cluster: Notebooks) -> None:
     place = Place("none", "team")
     start(cluster, place, gpus=0)

@@ -57,10 +57,14 @@ class Notebooks(Api):
 
     def found(self, place: Place) -> dict[str, Any]:
         """The objects of a notebook, by kind; raises WrongInput if one of that name is not ours."""
-        found = {kind: each for kind in PATHS if (each := self._find(place.path(kind))) is not None}
-        if foreign := [kind for kind, each in found.items() if not notebooks.is_own(each, place)]:
+        return {kind: each for kind in PATHS if (each := self.one(place, kind)) is not None}
+
+    def one(self, place: Place, kind: str) -> dict[str, Any] | None:
+        """One of its objects, None without it; raises WrongInput as ``found``."""
+        found: dict[str, Any] | None = self._find(place.path(kind))
+        if found is not None and not notebooks.is_own(found, place):
             raise WrongInput(
-                f"the namespace {place.namespace} has a {foreign[0]} {place.objects} that gpunodes did not make",
+                f"the namespace {place.namespace} has a {kind} {place.objects} that gpunodes did not make",
                 "objects of this notebook, or none",
                 "give the notebook another name",
             )
@@ -100,7 +104,7 @@ class Notebooks(Api):
 
     def token(self, place: Place) -> str:
         """The token of a notebook; raises GpunodesError without a valid one."""
-        token = notebooks.token_of(self.found(place).get("Secret") or {})
+        token = notebooks.token_of(self.one(place, "Secret") or {})
         if not token:
             raise GpunodesError(
                 f"the Secret {place.objects} in the namespace {place.namespace} has no token of gpunodes",
@@ -111,7 +115,7 @@ class Notebooks(Api):
 
     def node_port(self, place: Place) -> int | None:
         """The port of the notebook on every node; None without one."""
-        service = self._find(place.path("Service"))
+        service = self.one(place, "Service")
         if service is None:
             return None
         _check(service, _SERVICE, f"the Service {place.objects}")
