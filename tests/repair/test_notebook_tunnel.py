@@ -170,11 +170,24 @@ def test_a_cell_runs_through_it(way: Way) -> None:
         assert {status for status, _ in answers} == {200}
         (running,) = processes(way).values()
         assert token not in running
-        with pytest.raises(WrongInput, match=f"port {opened.port} of this computer is in use"):
+        with pytest.raises(WrongInput, match=f"port {opened.port} of this computer cannot be used"):
             reach(way.inventory, port=opened.port)
     assert lines[0] == "connecting over control-1"
     until(lambda: not processes(way))
     until(lambda: not glob.glob("/tmp/gpunodes-forward-*"))  # noqa: PTH207 - where the program makes its folder
+
+
+def test_forwards_of_the_user_are_not_made(way: Way, tmp_path: Path) -> None:
+    """One in ssh_config would lead from the control plane to this computer, or open it to others."""
+    here, there = sshd.free_ports(2)
+    ours = f"-o LocalForward=127.0.0.1:{here}\\ 127.0.0.1:{way.backend} -R 127.0.0.1:{there}:127.0.0.1:{way.backend}"
+    text = (way.folder / "hosts.yml").read_text().replace("}}}", f", ansible_ssh_common_args: '{ours}'}}}}}}")
+    (tmp_path / "hosts.yml").write_text(text)
+    with notebooks.reached(Inventory(tmp_path / "hosts.yml"), PLACE, 0, print) as (opened, _, _):
+        assert get(opened.port, "/api")[0] == 200
+        for closed in (here, there):
+            with pytest.raises(ConnectionError):
+                get(closed, "/api")
 
 
 def test_verify_says_what_a_cell_sees(way: Way) -> None:

@@ -17,6 +17,7 @@ from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine.jupyter import cell, tunnel
 from gpunodes.engine.jupyter.tunnel import Tunnel
 from gpunodes.engine.jupyter.websocket import WebSocket, WebSocketError
+from gpunodes.engine.remote import forward
 from gpunodes.engine.remote.stream import Stream, StreamLost
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine, Role
@@ -164,6 +165,7 @@ def forwarding(monkeypatch: pytest.MonkeyPatch, *lines: str) -> Tunnel:
     text = "".join(f"{each}\n" for each in (f"\n{MARK}", *lines))
     argv = [sys.executable, "-c", f"import sys; sys.stdin.read(1); print({text!a}, end='')"]
     monkeypatch.setattr(tunnel, "_started", lambda *_: Stream("control-1", argv, b"x"))
+    monkeypatch.setattr(forward, "request", lambda *_: "")
     machine = Machine("control-1", "192.0.2.1", Role.CONTROL_PLANE)
     with tunnel.opened(machine, {}, "default", "pod", 8888) as opened:
         opened.follow()
@@ -214,9 +216,9 @@ def test_the_api_server_of_the_machine_itself_is_preferred() -> None:
 def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(WrongInput, match=f"port {port} of this computer is in use"):
-            tunnel._free(port)
-    assert tunnel._free(port) == port
+        with pytest.raises(WrongInput, match=f"port {port} of this computer cannot be used: Address already in use"):
+            forward.free(port)
+    assert forward.free(port) == port
 
 
 @pytest.mark.skipif(not jupyter.REAL, reason="no jupyter-lab is installed, and GPUNODES_JUPYTER names none")

@@ -1,9 +1,8 @@
 """A loopback port of the controller that leads to a pod: SSH to a control plane, and from there the cluster's API.
 
-One ssh carries both: it forwards the port to a loopback port of the control plane, where the program
-``module_utils/port_forward.py`` forwards it to the pod. ssh starts the program only after it has opened its own port,
-so what the program reports shows that the port is ours. Other users of the controller and of the control plane can
-reach these ports: what listens there must ask for a secret.
+One ssh carries both: it runs the program ``module_utils/port_forward.py``, which forwards a loopback port of the
+control plane to the pod, and forwards that one port only (``engine/remote/forward.py``). Other users of the controller
+and of the control plane can reach these ports: what listens there must ask for a secret.
 """
 
 from __future__ import annotations
@@ -11,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import secrets
-import socket
+import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from gpunodes.engine.cluster.connection import ADMIN
-from gpunodes.engine.remote import openssh, programs, shell
+from gpunodes.engine.remote import forward, openssh, programs, shell
 from gpunodes.engine.remote.stream import Stream, StreamLost
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, printable
 
 _ATTEMPTS = 3
@@ -75,14 +75,17 @@ def opened(
     ``local`` is the port of the controller, 0 for any that is free. Raises WrongInput if it is in use, and
     GpunodesError if there is no tunnel.
     """
-    local = _free(local)
+    local = forward.free(local)
     options = {"kubeconfig": ADMIN, "namespace": namespace, "pod": pod, "port": port}
     with contextlib.ExitStack() as stack:
         for left in reversed(range(_ATTEMPTS)):
             between = _FIRST + secrets.randbelow(_NUMBER)
-            stream = stack.enter_context(_started(machine, variables, options | {"local": between}, local))
+            control = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpunodes-"))) / "ssh"
+            stream = stack.enter_context(_started(machine, variables, options | {"local": between}, control))
             found = stream.line(_START_S)
             if found.get("state") == "forwarding":
+                if why := forward.request(control, local, "127.0.0.1", between):
+                    raise stream.lost(f"its port was not forwarded: {why}")
                 yield Tunnel(local, stream, machine.name)
                 return
             if not left or "unable to listen" not in str(found.get("reason")):
@@ -90,32 +93,11 @@ def opened(
             stack.close()
 
 
-def _started(machine: Machine, variables: Mapping[str, Any], options: Mapping[str, Any], local: int) -> Stream:
+def _started(machine: Machine, variables: Mapping[str, Any], options: Mapping[str, Any], control: Path) -> Stream:
     command = programs.pack("port_forward", options).command(variables)
-    argv = shell.command(
-        machine.address,
-        variables,
-        # Every other connection has yes, and ssh uses the first value.
-        "-o", "ClearAllForwardings=no",
-        "-o", "ExitOnForwardFailure=yes",
-        "-L", f"127.0.0.1:{local}:127.0.0.1:{options['local']}",
-        *openssh.SESSION_TIMEOUTS,
-    )  # fmt: skip
+    own = (*forward.control_options(control), *openssh.SESSION_TIMEOUTS)
+    argv = shell.command(machine.address, variables, *own)
     return Stream(machine.name, [*argv, command.line], command.stdin, shell.environment(variables))
-
-
-def _free(port: int) -> int:
-    """The port, or any free one for 0; raises WrongInput if another program has it."""
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise WrongInput(
-                f"port {port} of this computer is in use", "a free port", "choose another one with --port"
-            ) from error
-        found: int = listening.getsockname()[1]
-        return found
 
 
 def _ended(found: Mapping[str, Any], machine: str) -> GpunodesError:

@@ -2,6 +2,7 @@
 
 Other connections of gpunodes forward nothing (``openssh.options``), whatever ssh_config has; so does this one when it
 starts. Then exactly one port is requested over its control socket, in a folder that only this user may enter.
+``engine/jupyter/tunnel.py`` forwards in the same way, to a program that it runs on the machine.
 """
 
 from __future__ import annotations
@@ -62,14 +63,13 @@ def opened(machine: Machine, variables: Mapping[str, Any], address: str, port: i
     address that is none, or without a connection.
     """
     target = _checked(address)
-    _check_free(local)
+    free(local)
     with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder, tempfile.TemporaryFile() as errors:
         control = Path(folder) / "ssh"
         # It ends with this process, even a killed one: `cat` ends with its input.
         command = commands.remote(["cat"], variables, Become.NEVER)
-        quoted = f'"{control}"'.replace("%", "%%")
-        own = ("-o", "ControlMaster=yes", "-o", f"ControlPath={quoted}", "-o", "ControlPersist=no")
-        argv = [*shell.command(machine.address, variables, *own, *openssh.SESSION_TIMEOUTS), command.line]
+        own = (*control_options(control), *openssh.SESSION_TIMEOUTS)
+        argv = [*shell.command(machine.address, variables, *own), command.line]
         process = subprocess.Popen(
             argv,
             env=shell.environment(variables),
@@ -81,7 +81,8 @@ def opened(machine: Machine, variables: Mapping[str, Any], address: str, port: i
         try:
             found = Forward(machine.name, process, errors)
             _wait(found, process, control)
-            _request(found, control, f"127.0.0.1:{local}:{target}:{port}")
+            if why := request(control, local, target, port):
+                raise found.lost(f"its port was not forwarded: {why}")
             yield found
         finally:
             _end(process)
@@ -95,7 +96,8 @@ def _checked(address: str) -> str:
         raise GpunodesError(f"{address!a} is not an IPv4 address", "the address of a Service", "") from error
 
 
-def _check_free(port: int) -> None:
+def free(port: int) -> int:
+    """The port of this computer, or any free one for 0; raises WrongInput if it cannot be used."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -106,6 +108,15 @@ def _check_free(port: int) -> None:
                 "a free port",
                 "choose another one with --port",
             ) from error
+        found: int = listening.getsockname()[1]
+        return found
+
+
+def control_options(control: Path) -> tuple[str, ...]:
+    """Options for an ssh that takes requests at the socket ``control``, and ends with its own session."""
+    # ssh expands tokens in this option.
+    quoted = f'"{control}"'.replace("%", "%%")
+    return ("-o", "ControlMaster=yes", "-o", f"ControlPath={quoted}", "-o", "ControlPersist=no")
 
 
 def _wait(found: Forward, process: subprocess.Popen[bytes], control: Path) -> None:
@@ -117,12 +128,13 @@ def _wait(found: Forward, process: subprocess.Popen[bytes], control: Path) -> No
         time.sleep(_POLL_S)
 
 
-def _request(found: Forward, control: Path, what: str) -> None:
+def request(control: Path, local: int, address: str, port: int) -> str:
+    """Let an ssh that is logged in forward a port of 127.0.0.1; why it does not, "" if it does."""
+    what = f"127.0.0.1:{local}:{address}:{port}"
     # Without a configuration: its forwards would be requested, too. No connection is made: there is a control socket.
     argv = ["ssh", "-F", "none", "-S", str(control), "-O", "forward", "-L", what, "--", "gpunodes"]
     done = shell.local(argv, deadline_s=_REQUEST_S)
-    if not done.ok:
-        raise found.lost(f"its port was not forwarded: {ssh_reason(done.err) or done.reached}")
+    return "" if done.ok else ssh_reason(done.err) or str(done.reached)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
