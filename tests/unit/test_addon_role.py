@@ -70,6 +70,20 @@ def test_each_row_has_a_template_or_a_manifest() -> None:
         assert set(each.requires) | set(each.options) <= set(GOOD)
 
 
+def test_how_to_get_a_publisher_s_file_is_an_address_or_a_command() -> None:
+    for each in addons.optional().values():
+        if each.manifest:
+            is_address = each.manifest.startswith("https://")
+            assert each.obtaining == (f"download {each.manifest}" if is_address else f"make it: {each.manifest} > FILE")
+            assert is_address or each.manifest.startswith("helm template ")
+            assert is_address or f" --version {each.version.removeprefix('v')} " in each.manifest
+
+
+def test_cilium_replaces_flannel() -> None:
+    refused = addons.refusal(addons.chosen("cilium"), GOOD)
+    assert "cilium needs another value of the setting gpunodes_network, which is flannel" in str(refused)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_each_image_is_of_the_table_and_has_a_registry(name: str) -> None:
     """So mirrors of registries apply, and the setting replaces it."""
