@@ -8,7 +8,7 @@ nothing is upgraded without need.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, gpu_sharing, systems, tables
 from gpunodes.planner import gpu_driver as drivers
+from gpunodes.planner import gpu_existing as existing
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner.gpu_case import (
     Case,
@@ -234,6 +235,8 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
     if case.requested.cudnn:
         software.cudnn_limits(case)
     cudas = software.requested_cudas(case)
+    if case.requested.source == Source.EXISTING:
+        return _with_existing_driver(case, cudas, feature_gates, cri_dockerd=cri_dockerd)
     offer, branch, flavour = drivers.choose(case, flavours, cudas)
     if offer is None or flavour is None:
         software.headers(case, signed=False)
@@ -270,6 +273,30 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         gates=feature_gates,
         replicas=case.requested.replicas,
         reboot_needed=reboot(case, branch, flavour, nouveau),
+        labels=_labels(case),
+    )
+
+
+def _with_existing_driver(
+    case: Case, cudas: Sequence[tuple[str, Row]], feature_gates: Mapping[str, bool], *, cri_dockerd: bool
+) -> Plan:
+    branch, flavour = existing.judge(case, cudas)
+    packages = [*existing.cuda(case, branch, cudas), *software.container_toolkit(case)] if branch else []
+    software.check_sources(case, packages)
+    return Plan(
+        case.machine,
+        gpus=case.gpus,
+        expected=bool(expected_gpus(case.facts)),
+        generations=tuple(row["name"] for row in case.generations),
+        flavour=flavour,
+        branch=branch,
+        source=Source.EXISTING,
+        packages=tuple(packages),
+        hold=tuple(tables.read("toolkit")["packages"]["names"]),
+        runtime=case.requested.runtime,
+        cri_dockerd=cri_dockerd,
+        gates=feature_gates,
+        replicas=case.requested.replicas,
         labels=_labels(case),
     )
 

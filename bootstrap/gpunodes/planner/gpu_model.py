@@ -29,12 +29,15 @@ class Source(StrEnum):
     """The operating system's own archive."""
     TOOLKIT = "nvidia-container-toolkit"
     """NVIDIA's repository of the container toolkit."""
+    EXISTING = "existing"
+    """Of a driver only: others installed it, from wherever."""
 
 
 SOURCES: Mapping[str, str] = {
     Source.NVIDIA: "NVIDIA's repository",
     Source.DISTRIBUTION: "the distribution",
     Source.TOOLKIT: "NVIDIA's repository of the container toolkit",
+    Source.EXISTING: "others",
 }
 """Their names in messages."""
 
@@ -65,7 +68,7 @@ class RequestedSoftware:
     runtime: str = "containerd"
     """``containerd`` or ``docker``."""
     source: str = ""
-    """``nvidia`` or ``distribution``."""
+    """``nvidia``, ``distribution`` or ``existing``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Additional feature gates of the kubelet."""
     replicas: int = 1

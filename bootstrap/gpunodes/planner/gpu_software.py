@@ -49,9 +49,10 @@ def by_role(
         remedy = "install the GPU software of this machine by hand"
         raise WrongInput(f"the container runtime is {unknown[0]}", " or ".join(_CONFIGURATION), remedy)
     driver = packages(Group.HEADERS, Group.DRIVER, Group.FABRIC_MANAGER)
+    of_driver = {} if plan.source is Source.EXISTING else {"gpu_driver": _driver(driver, plan, str(facts["kernel"]))}
     cuda = packages(Group.CUDA, Group.CUDNN)
     return {
-        "gpu_driver": _driver(driver, plan, str(facts["kernel"])),
+        **of_driver,
         "container_toolkit": _container_toolkit(packages(Group.TOOLKIT), plan, runtimes),
         **({"cuda": replace(cuda, checks=_cuda_checks(plan))} if cuda.packages else {}),
     }

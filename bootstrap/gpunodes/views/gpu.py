@@ -105,7 +105,8 @@ def _gpus(plan: Plan) -> str:
 
 def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.source:
-        yield "driver", f"{plan.branch}, {plan.flavour} modules, from {SOURCES[plan.source]}"
+        modules = f", {plan.flavour} modules" if plan.flavour else ""
+        yield "driver", f"{plan.branch}{modules}, from {SOURCES[plan.source]}"
     if plan.module_stream:
         yield "module stream", plan.module_stream
     for group, title in _GROUPS.items():

@@ -21,8 +21,8 @@ from gpunodes.views import text
 @common.gpu_options
 @click.option(
     "--driver-source",
-    type=click.Choice(["nvidia", "distribution"]),
-    help="Whose driver packages to install; by default the setting gpunodes_driver_source.",
+    type=click.Choice(["nvidia", "distribution", "existing"]),
+    help="Whose driver packages to install, or existing for none; by default the setting gpunodes_driver_source.",
 )
 @click.option(
     "--from",
