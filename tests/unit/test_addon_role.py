@@ -18,7 +18,7 @@ from gpunodes.planner import addons
 
 ROLE = Path(__file__).parents[2] / "roles" / "addon"
 TEMPLATES = sorted(path.name.removesuffix(".yml.j2") for path in (ROLE / "templates").iterdir())
-GOOD = {"gpunodes_serving_certificates": True}
+GOOD = {"gpunodes_serving_certificates": True, "gpunodes_network": "flannel"}
 MACHINE_ACCESS = {"network-policy"}
 """Add-ons that work on the machines themselves, as root."""
 
