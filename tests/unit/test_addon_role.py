@@ -14,12 +14,19 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from gpunodes.ansible.filter import general as filters
 from gpunodes.errors import WrongInput
-from gpunodes.planner import addons
+from gpunodes.planner import addons, load_balancer
 
 ROLE = Path(__file__).parents[2] / "roles" / "addon"
 TEMPLATES = sorted(path.name.removesuffix(".yml.j2") for path in (ROLE / "templates").iterdir())
-GOOD = {"gpunodes_serving_certificates": True, "gpunodes_network": "flannel"}
-MACHINE_ACCESS = {"network-policy"}
+GOOD = {
+    "gpunodes_serving_certificates": True,
+    "gpunodes_network": "flannel",
+    "gpunodes_pod_subnet": "10.244.0.0/16",
+    "gpunodes_service_subnet": "10.96.0.0/12",
+    "gpunodes_control_plane_vip": "10.0.0.10",
+    "gpunodes_load_balancer_addresses": ["10.0.0.200-10.0.0.203", "10.0.0.210"],
+}
+MACHINE_ACCESS = {"network-policy", "load-balancer"}
 """Add-ons that work on the machines themselves, as root."""
 
 
@@ -27,8 +34,9 @@ MACHINE_ACCESS = {"network-policy"}
 def rendered(name: str) -> tuple[dict[str, Any], ...]:
     """The objects of an add-on, as the role applies them."""
     text = trust_as_template((ROLE / f"templates/{name}.yml.j2").read_text())
-    images = addons.images_of(addons.chosen(name), {})
-    made = Templar(DataLoader(), variables={"addon_images": images}).template(text)
+    addon = addons.chosen(name)
+    known = {"addon_images": addons.images_of(addon, {}), "addon_settings": addons.values_of(addon, GOOD)}
+    made = Templar(DataLoader(), variables=known).template(text)
     return tuple(each for each in yaml.safe_load_all(made) if each)
 
 
@@ -106,6 +114,46 @@ def test_metrics_server_verifies_the_certificates_of_kubelets() -> None:
     refused = addons.refusal(addon, {**GOOD, "gpunodes_serving_certificates": False})
     assert "gpunodes_serving_certificates" in str(refused)
     assert addons.refusal(addon, {**GOOD, "gpunodes_serving_certificates": "True"}) is None
+
+
+def test_a_load_balancer_gets_addresses_that_nobody_has() -> None:
+    addon = addons.chosen("load-balancer")
+    [config] = [each for each in rendered("load-balancer") if each["kind"] == "ConfigMap"]
+    assert config["data"] == {"cidr-global": "10.0.0.200/30,10.0.0.210/32"}
+    assert addons.refusal(addon, GOOD, ["10.0.0.1", "fd00::1", "w1.example"]) is None
+    for given, cluster, words in (
+        ([], [], "needs the setting gpunodes_load_balancer_addresses, which is empty"),
+        (["10.0.0.200-10.0.0.250"], ["10.0.0.1", "10.0.0.233"], "contains 10.0.0.233, which the cluster itself has"),
+        (["10.0.0.8/29"], [], "contains 10.0.0.10,"),
+        (["10.97.0.0/28"], [], "contains 10.96.0.0/12,"),
+        (["10.0.0.0/8"], [], "is ['10.0.0.0/8']; wanted: IPv4 addresses"),
+    ):
+        refused = addons.refusal(addon, {**GOOD, "gpunodes_load_balancer_addresses": given}, cluster)
+        assert words in str(refused)
+        answer = filters.addon("load-balancer", {}, {**GOOD, "gpunodes_load_balancer_addresses": given}, cluster)
+        assert (answer["problem"], answer["settings"]) == (str(refused), {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "10.0.0.1",
+        ["10.0.0.9-10.0.0.1"],
+        ["10.0.0.1/24"],
+        ["x"],
+        ["::1"],
+        ["0.0.0.0"],  # noqa: S104 - nothing is bound to it
+        ["127.0.0.1"],
+        ["224.0.0.1"],
+        ["10.0.0.0/21"],
+        [{}],
+        ["10.0.0.1'].exists(x, true) || ['"],
+    ],
+)
+def test_other_addresses_are_refused(given: Any) -> None:
+    assert not load_balancer.is_valid(given)
+    with pytest.raises(ValueError, match=r".+"):
+        load_balancer.blocks(given)
 
 
 def test_settings_replace_images() -> None:
