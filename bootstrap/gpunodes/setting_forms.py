@@ -203,7 +203,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
             or all(_text(_LABEL_VALUE)(name) and name and _is_pool(each) for name, each in value.items())
         ),
     ),
-    ("gpunodes_gpu_sharing", devices.SHARING_WANTED, lambda value: devices.requested_replicas(value) > 0),
+    ("gpunodes_gpu_sharing", devices.SHARING_WANTED, lambda value: devices.requested_sharing(value) is not None),
     ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
     (
         "gpunodes_node_taints",

@@ -49,7 +49,8 @@ _KEYS = ("name", "server", "path", "size", "options", "namespaces")
 # Folders that a system needs, and folders whose content is not data.
 _SYSTEM = {"/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/usr"}
 _SYSTEM |= {"/var", "/var/lib", "/var/log"}
-_BELOW = ("/boot/", "/dev/", "/etc/", "/proc/", "/run/", "/sys/", "/usr/", "/var/lib/gpunodes/", "/var/lib/kubelet/")
+_BELOW = ("/boot/", "/dev/", "/etc/", "/proc/", "/root/", "/run/", "/sys/", "/usr/", "/var/lib/containerd/")
+_BELOW += ("/var/lib/docker/", "/var/lib/etcd/", "/var/lib/gpunodes/", "/var/lib/kubelet/", "/var/log/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def _problems_of(entry: Mapping[str, Any], which: str) -> Iterator[tuple[str, st
             f"has the path {path!r} in {which}",
             "an absolute path of letters, digits and . _ -, without . and .. alone",
         )
-    elif not server and (path in _SYSTEM or path.startswith(_BELOW)):
+    elif not server and (path in _SYSTEM or f"{path}/".startswith(_BELOW)):
         yield f"has the path {path!r} in {which}, which the system needs", "a folder for data, such as /srv/training"
     if not _SIZE.fullmatch(str(entry.get("size") or "")):
         yield f"has the size {entry.get('size')!r} in {which}", "a quantity such as 900Gi"

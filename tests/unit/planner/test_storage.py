@@ -37,6 +37,8 @@ def test_a_right_setting_has_no_problem() -> None:
         ([{**OWN, "path": "/"}], "has the path '/'"),
         ([{**OWN, "path": "/etc"}], "which the system needs"),
         ([{**OWN, "path": "/etc/x"}], "which the system needs"),
+        ([{**OWN, "path": "/var/lib/kubelet"}], "which the system needs"),
+        ([{**OWN, "path": "/var/lib/etcd/member"}], "which the system needs"),
         ([{**GIVEN, "size": "much"}], "has the size 'much'"),
         ([{**GIVEN, "size": "0"}], "has the size '0'"),
         ([{**GIVEN, "options": "hard"}], "has options 'hard'"),
