@@ -71,7 +71,7 @@ def test_each_row_has_a_template_or_a_manifest() -> None:
         assert each.licence
         assert each.run in {"seen", "real API server only", "not run"}
         assert each.run == "seen" or each.why
-        assert set(each.requires) | set(each.options) <= set(GOOD)
+        assert set(each.requires) | set(each.settings) <= set(GOOD)
 
 
 def test_how_to_get_a_publisher_s_file_is_an_address_or_a_command() -> None:
