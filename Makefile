@@ -46,7 +46,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 lock: $(VENV)/.installed ## Rewrite requirements.lock from pyproject.toml, with the newest versions
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-	  --extra lab --extra autoscale --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
+	  --extra lab --extra autoscale --extra kubeconfig --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
 
 # --- checks --------------------------------------------------------------------------------------------------------
 

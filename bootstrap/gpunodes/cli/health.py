@@ -17,6 +17,7 @@ from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
 if TYPE_CHECKING:
+    from gpunodes.model import Kubeconfig
     from gpunodes.repair.result import RepairResult
 
 # systemd.time(7)
@@ -89,6 +90,7 @@ class _MachinesOrCommand(click.Group):
     metavar="FILE...",
     help="Saved logs of one machine: files, or folders with such files.",
 )
+@options.kubeconfig_option
 @options.inventory_option
 @click.option(
     "--watch",
@@ -117,6 +119,7 @@ class _MachinesOrCommand(click.Group):
 def command(
     patterns: tuple[str, ...],
     files: tuple[str, ...],
+    kubeconfig: Kubeconfig | None,
     inventory_path: Path,
     watch: float | None,
     deadline: float | None,
@@ -144,8 +147,10 @@ def command(
         if repair_flags.dry_run:
             outputs = outputs.refuse("--dry-run changes nothing", metrics=True)
         pace = (deadline, parallel)
-        return _repair(patterns, inventory_path, actions or "reboot", repair_flags, outputs, pace, as_json=as_json)
-    if given := [*(["--actions"] if actions else []), *repair_flags.given()]:
+        source = (inventory_path, kubeconfig)
+        return _repair(patterns, source, actions or "reboot", repair_flags, outputs, pace, as_json=as_json)
+    api = ["--kubeconfig"] if kubeconfig else []
+    if given := [*(["--actions"] if actions else []), *api, *repair_flags.given()]:
         are, them = ("are", "them") if len(given) > 1 else ("is", "it")
         raise WrongInput(
             f"{', '.join(given)} {are} for repairs", "--reboot-hung", f"add --reboot-hung, or leave {them} out"
@@ -257,7 +262,7 @@ def timer(every: str, inventory_path: Path, as_json: bool) -> int:
 
 def _repair(
     patterns: tuple[str, ...],
-    inventory_path: Path,
+    source: tuple[Path, Kubeconfig | None],
     actions: str,
     flags: repair_options.RepairOptions,
     outputs: scan_outputs.ScanOutputs,
@@ -269,7 +274,7 @@ def _repair(
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked, scan_reports
 
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
+    inventory = checked.inventory(source[0], checked.Needs.REPAIR, source[1])
     fleet = InventoryFleet(inventory, *pace)
     request = repair_options.request(flags, "health", fleet, patterns, actions=actions)
     machines = inventory.select(patterns)

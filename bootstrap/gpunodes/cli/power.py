@@ -8,6 +8,7 @@ import click
 
 from gpunodes.cli import complete, options, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.model import Kubeconfig
 
 _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
 
@@ -30,6 +31,7 @@ _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
 @click.option(
     "--wait", is_flag=True, help="For on: wait until the node is ready with its GPUs, then end that maintenance."
 )
+@options.kubeconfig_option
 @options.inventory_option
 @options.json_option
 def command(
@@ -39,6 +41,7 @@ def command(
     password_file: Path | None,
     drain: bool,
     wait: bool,
+    kubeconfig: Kubeconfig | None,
     inventory_path: Path,
     as_json: bool,
 ) -> int:
@@ -64,7 +67,7 @@ def command(
     _check_file(action, password_file)
     _check_flags(action, drain=drain, wait=wait)
 
-    inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
+    inventory = checked.inventory(inventory_path, checked.Needs.MACHINES, kubeconfig)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)

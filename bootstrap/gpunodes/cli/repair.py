@@ -8,6 +8,7 @@ import click
 
 from gpunodes.cli import complete, options, repair_options
 from gpunodes.errors import WrongInput
+from gpunodes.model import Kubeconfig
 from gpunodes.repair import escalation
 
 
@@ -22,6 +23,7 @@ from gpunodes.repair import escalation
 @click.option("--reason", default="", metavar="TEXT", help="The reason, for the node's annotation and the history.")
 @click.option("--resume", is_flag=True, help="Resume all interrupted repairs; start no new one.")
 @repair_options.options
+@options.kubeconfig_option
 @options.inventory_option
 @options.json_option
 def command(
@@ -31,6 +33,7 @@ def command(
     resume: bool,
     repair_flags: repair_options.RepairOptions,
     inventory_path: Path,
+    kubeconfig: Kubeconfig | None,
     as_json: bool,
 ) -> int:
     """Repair machines: drain, reset or reboot, verify, uncordon.
@@ -51,7 +54,7 @@ def command(
     from gpunodes.operations import checked
     from gpunodes.operations.repair import commands
 
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR, kubeconfig)
     fleet = InventoryFleet(inventory)
     if resume:
         request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)
