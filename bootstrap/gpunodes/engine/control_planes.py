@@ -16,7 +16,7 @@ from gpunodes.engine.cluster.connection import over_ssh
 from gpunodes.engine.cluster.direct import ByKubeconfig
 from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, addressed
 from gpunodes.model import Machine
 
 _Api = TypeVar("_Api", bound=Api)
@@ -39,7 +39,8 @@ def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
     it goes to the API itself.
     """
     if found := inventory.kubeconfig:
-        known = functools.partial(clusters.confirm, inventory.cluster)
+        key = inventory.cluster
+        known = functools.partial(clusters.confirm, key) if not key.startswith(addressed.KEY) else lambda _: True
         return Session(ByKubeconfig(found.path, found.context, known))
     machines = sorted(inventory.control_planes(), key=lambda machine: machine.name in changed)
     transports = [

@@ -1,0 +1,45 @@
+"""An inventory of addresses, for one command: what the user typed, in a private file that ends with the process."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import GROUPS, Inventory
+from gpunodes.inventory.names import check_address, machine_name
+from gpunodes.model import Kubeconfig, Role
+
+KEY = "addresses"
+"""The key of the history of machines that are given by their addresses."""
+
+
+def inventory(
+    addresses: Sequence[str],
+    connection: Mapping[str, object],
+    kubeconfig: Kubeconfig | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Inventory:
+    """The machines at ``addresses``, as workers; raises WrongInput for something else.
+
+    ``connection`` has Ansible's connection variables, ``settings`` variables that stay in memory: secrets may be there.
+    """
+    for address in addresses:
+        check_address(address)
+    names = {machine_name(address): address for address in addresses}
+    if len({name.lower() for name in names}) < len(set(addresses)):
+        raise WrongInput("two of the addresses are one", "each address once", "leave one out")
+    folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
+    atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    hosts = {name: {"ansible_host": address, **connection} for name, address in names.items()}
+    path = folder / "addresses.yml"
+    path.write_text(yaml.safe_dump({GROUPS[Role.WORKER]: {"hosts": hosts}}), encoding="utf-8")
+    key = f"{KEY} {kubeconfig.path.absolute()} {kubeconfig.context}".rstrip() if kubeconfig else KEY
+    return Inventory(path, kubeconfig, cluster=key, more=settings or {})
