@@ -94,7 +94,7 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml hatch_build
 	sed -n 's/^\([a-zA-Z0-9._-]*==[^ ]*\( ; [^\\]*\)\{0,1\}\).*/\1/p' requirements.lock >build/constraints.txt
 	$(PYTHON) -m venv $(INSTALLED)
 	wheel=$$(echo build/wheel/*.whl) && $(INSTALLED)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint build/constraints.txt "$$wheel[lab]"
+	  --constraint build/constraints.txt "$$wheel[lab,kubeconfig]"
 	touch $@
 
 .PHONY: wheel

@@ -26,8 +26,9 @@ def inventory(
     connection: Mapping[str, object],
     kubeconfig: Kubeconfig | None = None,
     settings: Mapping[str, Any] | None = None,
+    role: Role = Role.WORKER,
 ) -> Inventory:
-    """The machines at ``addresses``, as workers; raises WrongInput for something else.
+    """The machines at ``addresses``, in the group of ``role``; raises WrongInput for something else.
 
     ``connection`` has Ansible's connection variables, ``settings`` variables that stay in memory: secrets may be there.
     """
@@ -36,10 +37,16 @@ def inventory(
     names = {machine_name(address): address for address in addresses}
     if len({name.lower() for name in names}) < len(set(addresses)):
         raise WrongInput("two of the addresses are one", "each address once", "leave one out")
-    folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
-    atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     hosts = {name: {"ansible_host": address, **connection} for name, address in names.items()}
-    path = folder / "addresses.yml"
-    path.write_text(yaml.safe_dump({GROUPS[Role.WORKER]: {"hosts": hosts}}), encoding="utf-8")
+    path = file_of({GROUPS[role]: {"hosts": hosts}})
     key = f"{KEY} {kubeconfig.path.absolute()} {kubeconfig.context}".rstrip() if kubeconfig else KEY
     return Inventory(path, kubeconfig, cluster=key, more=settings or {})
+
+
+def file_of(document: Mapping[str, Any]) -> Path:
+    """A private file with an inventory; it ends with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
+    atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    path = folder / "addresses.yml"
+    path.write_text(yaml.safe_dump(dict(document), sort_keys=False), encoding="utf-8")
+    return path

@@ -66,6 +66,13 @@ def add(path: Path, role: Role, addresses: Sequence[str], connection: Mapping[st
     return list(added)
 
 
+def create(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a new inventory, which later commands extend; raises WrongInput if there is one at ``path``."""
+    if path.exists():
+        raise WrongInput(f"{path} exists already", "a new file for the inventory", "name another one with -i")
+    _write(path, document)
+
+
 def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, object]) -> None:
     """Change the connection variables of machines in the inventory at ``path``.
 
@@ -122,8 +129,8 @@ class Tentative:
         document = yaml.safe_load(self._path.read_text(encoding="utf-8"))
         for group in document.values():
             for name in names:
-                group["hosts"].pop(name, None)
-        kept = {name: group for name, group in document.items() if group["hosts"] or set(group) - {"hosts"}}
+                group.get("hosts", {}).pop(name, None)
+        kept = {name: group for name, group in document.items() if group.get("hosts") or set(group) - {"hosts"}}
         if kept:
             _write(self._path, kept)
         else:
