@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +42,30 @@ BRIDGE: dict[str, Any] = {
 BOOT = "cat /proc/sys/kernel/random/boot_id"
 
 
-def lab_hosts(operator: Operator) -> dict[str, dict[str, Any]]:
-    """The machines of the lab with their variables."""
-    groups = yaml.safe_load((operator.folder / "inventory/hosts.yml").read_text())["all"]["children"]
-    return {name: host for group in groups.values() for name, host in (group.get("hosts") or {}).items()}
-
-
-def variables(operator: Operator) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((operator.folder / "inventory/group_vars/all.yml").read_text())
+def of_lab(operator: Operator) -> dict[str, Any]:
+    """The group `all` of the lab's inventory."""
+    found: dict[str, Any] = yaml.safe_load((operator.folder / "inventory/hosts.yml").read_text())["all"]
     return found
 
 
-def write(operator: Operator, name: str, document: Any) -> None:
-    """An inventory beside that of the lab, with the lab's mirror and login."""
+def lab_hosts(operator: Operator) -> dict[str, dict[str, Any]]:
+    """The machines of the lab with their variables."""
+    groups = of_lab(operator)["children"].values()
+    return {name: host for group in groups for name, host in (group.get("hosts") or {}).items()}
+
+
+def write(operator: Operator, name: str, workers: Sequence[str] = ()) -> None:
+    """A folder for an inventory, with the lab's settings; with ``workers``, the inventory of these and nothing else."""
     path = operator.folder / name
     (path.parent / "group_vars").mkdir(parents=True, exist_ok=True)
-    (path.parent / "group_vars/all.yml").write_text(yaml.safe_dump(variables(operator)))
-    if document is not None:
-        path.write_text(yaml.safe_dump(document))
+    (path.parent / "group_vars/all.yml").write_text((operator.folder / "inventory/group_vars/all.yml").read_text())
+    if workers:
+        hosts = {each: lab_hosts(operator)[each] for each in workers}
+        path.write_text(yaml.safe_dump({"workers": {"hosts": hosts}, "all": {"vars": of_lab(operator)["vars"]}}))
 
 
 def connection(operator: Operator) -> list[str]:
-    found = variables(operator)
+    found = of_lab(operator)["vars"]
     return ["--user", found["ansible_user"], "--key", found["ansible_ssh_private_key_file"]]
 
 
@@ -89,8 +92,7 @@ def bridge(operator: Operator, name: str) -> None:
 
 
 def test_kubeadm_makes_a_cluster_by_hand(operator: Operator) -> None:
-    hosts = lab_hosts(operator)
-    write(operator, ALONE, {"workers": {"hosts": {name: hosts[name] for name in BY_HAND}}})
+    write(operator, ALONE, BY_HAND)
     operator.gpunodes("prepare", *BY_HAND, "-i", ALONE)
     join = operator.ssh("control-1", INIT).strip().splitlines()[-1]
     assert join.startswith("kubeadm join ")
@@ -102,7 +104,7 @@ def test_kubeadm_makes_a_cluster_by_hand(operator: Operator) -> None:
 
 def test_it_is_looked_at_and_not_changed(operator: Operator) -> None:
     before = operator.each(BY_HAND, STATE)
-    write(operator, ADOPTED, None)
+    write(operator, ADOPTED)
     address = lab_hosts(operator)["control-1"]["ansible_host"]
     found = operator.document("adopt", address, "--yes", *connection(operator), "-i", ADOPTED)
     assert operator.each(BY_HAND, STATE) == before
@@ -134,8 +136,7 @@ def test_a_repair_with_its_kubeconfig(operator: Operator) -> None:
     path = Path(operator.folder) / "cluster.conf"
     path.touch(mode=0o600)
     path.write_text(operator.ssh("control-1", "cat /etc/kubernetes/admin.conf"))
-    hosts = lab_hosts(operator)
-    write(operator, API, {"workers": {"hosts": {name: hosts[name] for name in BY_HAND}}})
+    write(operator, API, BY_HAND)
     before = operator.ssh("worker-1", BOOT)
     words = ["--yes", "--kubeconfig", str(path), "-i", API]
     refused = operator.document("repair", "control-1", *words, code=None)["machines"][0]

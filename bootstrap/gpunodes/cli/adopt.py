@@ -34,8 +34,8 @@ def command(
 
     ADDRESS is that of one of its control planes; --user, --key and --port are for all its machines, which are listed
     first: the cluster names them, and they get the same credentials. Each is read once, and nothing is changed. The
-    table shows what is as gpunodes has it and what differs. The inventory, a new file, has the machines and the settings
-    that the cluster has. Exit code 3 when something must be changed before machines join.
+    table shows what is as gpunodes has it and what differs. The inventory, a new file, has the machines and the
+    settings that the cluster has. Exit code 3 when something must be changed before machines join.
     """
     check_address(address)
     terminal.check_confirmable("a login to each machine that the cluster names", yes=yes)

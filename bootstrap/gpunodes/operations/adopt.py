@@ -49,8 +49,8 @@ def run(
     """Read the cluster of the control plane at ``address`` and all its machines; write the inventory to ``path``.
 
     ``connection``: Ansible's connection variables of all machines. ``confirm`` may raise: the cluster names the
-    machines that get the user's credentials. Raises WrongInput for a file that exists, before a machine is contacted, and
-    GpunodesError for a cluster that cannot be adopted.
+    machines that get the user's credentials. Raises WrongInput for a file that exists, before a machine is contacted,
+    and GpunodesError for a cluster that cannot be adopted.
     """
     if write and path.exists():
         raise WrongInput(f"{path} exists already", "a new file for the inventory", "name another one with -i")
