@@ -144,10 +144,12 @@ class _Client:
             ) from error
         self._by = by
         self._selected: Selected = kubeconfig_file.selected(by.path, by.context)
-        self._configuration = client.Configuration()
+        # Its types differ between versions of the library.
+        load: Any = kube_config.load_kube_config_from_dict
+        self._configuration: Any = client.Configuration()
         try:
             with _logged() as lines:
-                kube_config.load_kube_config_from_dict(
+                load(
                     self._selected.document,
                     client_configuration=self._configuration,
                     persist_config=False,
