@@ -121,6 +121,7 @@ def test_the_path_of_the_server_and_the_token_are_used(server: Server) -> None:
         ((302, {"Location": "http://169.254.169.254/latest/meta-data"}, b""), "it redirects to another address"),
         ((200, {"Date": ""}, b'{"items": []}'), "names no time"),
         ((200, {"Date": "soon"}, b'{"items": []}'), "names no time"),
+        ((200, {"Date": DATE.replace("2026", "9999")}, b'{"items": []}'), "names no time"),
         ((200, {}, b"<html>"), "not valid"),
         ((200, {}, b"[" * 100_000), "not valid"),
         ((200, {}, b'{"items": [5]}'), "not valid"),

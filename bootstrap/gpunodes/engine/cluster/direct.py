@@ -21,6 +21,7 @@ from gpunodes.ansible.module_utils.kube_api import is_path
 from gpunodes.ansible.module_utils.session import pruned
 from gpunodes.engine.cluster import kubeconfig_file
 from gpunodes.engine.cluster.connection import CALL_S, INVALID, OTHER_API, Response
+from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.cluster.kubeconfig_file import Selected
 from gpunodes.errors import GpunodesError, WrongInput
 
@@ -32,6 +33,10 @@ _MAX_BYTES = 32 << 20
 """Maximum size of a response."""
 _RELOAD_S = 10.0
 """Seconds after which the credentials are read again if the API refuses them."""
+_LATEST = 32503680000.0
+"""The year 3000, in seconds since 1970: times that follow from it are still in a calendar."""
+_LONGEST = 1000
+"""Characters of an error's message."""
 _UNAUTHORIZED = 401
 _FIRST_REDIRECT, _FIRST_ERROR = 300, 400
 _SYSTEM = "/api/v1/namespaces/kube-system"
@@ -217,8 +222,8 @@ def _logged() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(keeper)
 
 
-def _unusable(by: ByKubeconfig, why: str) -> GpunodesError:
-    return GpunodesError(
+def _unusable(by: ByKubeconfig, why: str) -> NoSession:
+    return NoSession(
         f"the credentials in {by.path} cannot be used: {why}",
         "a kubeconfig with which kubectl works",
         f"try `kubectl --kubeconfig {by.path} get nodes`",
@@ -230,6 +235,8 @@ def _response(status: int, data: bytes, date: str, keep: list[str]) -> Response:
     try:
         moment = email.utils.parsedate_to_datetime(date).timestamp()
     except (ValueError, TypeError, OverflowError):
+        moment = 0.0
+    if not 0 < moment < _LATEST:
         return Response(INVALID, None, "the response names no time", time.time())
     if _FIRST_REDIRECT <= status < _FIRST_ERROR:
         return Response(INVALID, None, f"it redirects to another address (status {status})", moment)
@@ -238,8 +245,8 @@ def _response(status: int, data: bytes, date: str, keep: list[str]) -> Response:
     except (ValueError, RecursionError):
         document = {"message": data.decode("utf-8", "replace").strip()}
     if status >= _FIRST_ERROR:
-        message = document.get("message") if isinstance(document, Mapping) else ""
-        return Response(status, None, f"the Kubernetes API reports: {message or status}", moment)
+        message = str(document.get("message") or "") if isinstance(document, Mapping) else ""
+        return Response(status, None, f"the Kubernetes API reports: {message[:_LONGEST] or status}", moment)
     if keep and isinstance(document, Mapping) and isinstance(document.get("items"), list):
         items = [pruned(each, keep) if isinstance(each, Mapping) else each for each in document["items"]]
         document = {**document, "items": items}
