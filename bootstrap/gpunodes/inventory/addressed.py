@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,16 @@ def inventory(
 
 
 def file_of(document: Mapping[str, Any]) -> Path:
-    """A private file with an inventory; it ends with the process."""
+    """A private file with an inventory; it ends with the process. Raises WrongInput as ``check_plain``."""
+    check_plain(document)
     folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
     atexit.register(functools.partial(shutil.rmtree, folder, ignore_errors=True))
     path = folder / "addresses.yml"
     path.write_text(yaml.safe_dump(dict(document), sort_keys=False), encoding="utf-8")
     return path
+
+
+def check_plain(document: Mapping[str, Any]) -> None:
+    """Raise WrongInput for a template in an inventory: Ansible would render it, and a cluster may have named its parts."""
+    if found := re.search(r"\{[{%#].{0,40}", yaml.safe_dump(dict(document), width=10_000)):
+        raise WrongInput(f"an inventory would have the template {found[0]!r}", "plain values", "correct that value")

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import GROUPS, loader, plugins, where_to_add
+from gpunodes.inventory import GROUPS, addressed, loader, plugins, where_to_add
 from gpunodes.inventory.names import machine_name
 from gpunodes.model import Machine, Role
 
@@ -67,7 +67,11 @@ def add(path: Path, role: Role, addresses: Sequence[str], connection: Mapping[st
 
 
 def create(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a new inventory, which later commands extend; raises WrongInput if there is one at ``path``."""
+    """Write a new inventory, which later commands extend.
+
+    Raises WrongInput if there is one at ``path``, and as ``addressed.check_plain``.
+    """
+    addressed.check_plain(document)
     if path.exists():
         raise WrongInput(f"{path} exists already", "a new file for the inventory", "name another one with -i")
     _write(path, document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory, addressed
 from gpunodes.model import Kubeconfig, Machine, Role
+
+from tests import sshd
 
 HOSTS = "control_plane: {hosts: {c1: }}\nworkers: {hosts: {gpu-1: {ansible_host: 10.0.0.5}}}\n"
 NOTHING = connections.Connection({})
@@ -130,3 +133,20 @@ def test_an_inventory_of_addresses_is_an_ordinary_one() -> None:
     """Ansible reads it, too."""
     found = addressed.inventory(["10.0.0.5"], {"ansible_user": "root"})
     assert Inventory(found.path).variables("10.0.0.5")["ansible_user"] == "root"
+
+
+@pytest.mark.skipif(
+    sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
+)
+def test_a_machine_of_no_inventory_is_scanned_over_ssh(tmp_path: Path) -> None:
+    """This machine, with whatever GPUs it has; an inventory beside it is not read."""
+    port = sshd.free_ports(1)[0]
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory/hosts.yml").write_text("no inventory\n")
+    with sshd.serving(tmp_path, [{("127.0.0.1", port): ""}]) as servers:
+        words = ("--user", "root", "--port", str(port), "--key", str(servers.login))
+        done = gpunodes(tmp_path, "health", "127.0.0.1", *words, "--json")
+    assert done.returncode in {0, 3}, done.stderr
+    (machine,) = json.loads(done.stdout)["machines"]
+    assert machine["name"] == "127.0.0.1"
+    assert machine["state"] != "unreachable", machine
