@@ -315,9 +315,9 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
     writers = {name for name, text in texts.items() if ways.search(text) and about.search(text)}
     assert writers == {"inventory/addressed.py", "inventory/edit.py", "engine/runner.py"}
     for write in (addressed.file_of, lambda document: edit.create(tmp_path / "new.yml", document)):
-        for text in ("{{ x }}", "{% x %}", "{# x #}"):
+        for template in ("{{ x }}", "{% x %}", "{# x #}"):
             with pytest.raises(WrongInput, match="would have the template"):
-                write({"workers": {"hosts": {"w1": {"ansible_host": text}}}})
+                write({"workers": {"hosts": {"w1": {"ansible_host": template}}}})
     users = [name for name, text in texts.items() if re.search(r"addressed\.file_of|edit\.create", text)]
     assert users == ["operations/adopt.py"]
     inventory = tmp_path / "hosts.yml"

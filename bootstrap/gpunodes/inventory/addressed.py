@@ -55,6 +55,6 @@ def file_of(document: Mapping[str, Any]) -> Path:
 
 
 def check_plain(document: Mapping[str, Any]) -> None:
-    """Raise WrongInput for a template in an inventory: Ansible would render it, and a cluster may have named its parts."""
+    """Raise WrongInput for a template in an inventory: Ansible would render it, and a cluster may have named it."""
     if found := re.search(r"\{[{%#].{0,40}", yaml.safe_dump(dict(document), width=10_000)):
         raise WrongInput(f"an inventory would have the template {found[0]!r}", "plain values", "correct that value")
