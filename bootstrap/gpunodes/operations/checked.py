@@ -26,6 +26,10 @@ class Needs(Enum):
     )
     CLUSTER = ("the group control_plane", f"or write one as in {_PAGE}")
     MACHINES = ("the group workers or gpu_hosts", f"or write one as in {_PAGE}")
+    NODES = (
+        "the groups control_plane and workers; with --kubeconfig workers are enough",
+        f"or write one as in {_PAGE}",
+    )
     REPAIR = (
         "the groups control_plane and workers; with --kubeconfig or --without-cluster workers are enough",
         f"or write one as in {_PAGE}",

@@ -24,7 +24,7 @@ def command(kubeconfig: Kubeconfig | None, inventory_path: Path, as_json: bool) 
     from gpunodes.operations import checked, maintenance
     from gpunodes.views import maintenance as views
 
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR, kubeconfig)
+    inventory = checked.inventory(inventory_path, checked.Needs.NODES, kubeconfig)
     kept = maintenance.listed(InventoryFleet(inventory), terminal.progress)
     terminal.echo(views.document(kept) if as_json else views.table(kept))
     return ExitCode.DONE

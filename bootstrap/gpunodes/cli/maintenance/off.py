@@ -26,7 +26,7 @@ def command(machines: tuple[str, ...], kubeconfig: Kubeconfig | None, inventory_
     from gpunodes.operations import checked, maintenance
     from gpunodes.views import maintenance as views
 
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR, kubeconfig)
+    inventory = checked.inventory(inventory_path, checked.Needs.NODES, kubeconfig)
     ended = maintenance.end(InventoryFleet(inventory), inventory.select(machines), terminal.progress)
     terminal.echo(views.document(ended) if as_json else views.ended(ended))
     return ExitCode.DONE

@@ -46,7 +46,7 @@ def command(
     if not reason.strip():
         raise WrongInput("the reason is empty", "a few words for other users", "add --reason")
     ends = times.end(until, time.time()) if until is not None else None
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR, kubeconfig)
+    inventory = checked.inventory(inventory_path, checked.Needs.NODES, kubeconfig)
     kept = maintenance.begin(
         InventoryFleet(inventory),
         inventory.select(machines),
