@@ -131,6 +131,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         _number(0, 255),
     ),
     ("gpunodes_control_plane_vip_interval", "a number of seconds, 1 to 40", _number(1, 40)),
+    ("gpunodes_api_kubeconfig", "an absolute path, or one that begins with ~/", _text(r"(~/|/)[^\x00-\x1f]+")),
     (
         "gpunodes_node_address",
         f"an IPv4 address of the machine, or a network such as 10.0.0.0/24 that contains it{_ONLY_IPV4}",

@@ -15,7 +15,7 @@ from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
 from gpunodes.inventory import Inventory, edit, loader
 from gpunodes.inventory.names import check_address, check_pattern
-from gpunodes.model import Role
+from gpunodes.model import Kubeconfig, Role
 from gpunodes.operations import checked
 from gpunodes.planner import versions
 from gpunodes.views import document
@@ -441,3 +441,19 @@ def test_a_yaml_file_of_a_folder_that_is_no_inventory_is_named(tmp_path: Path) -
     (tmp_path / "site.yml").write_text("- hosts: all\n")
     with pytest.raises(WrongInput, match=r"site\.yml:1: the inventory is a list"):
         Inventory(tmp_path)
+
+
+def test_a_kubeconfig_is_for_inventories_without_control_planes(tmp_path: Path) -> None:
+    """That of the user counts before that of the settings, whose templates are rendered."""
+    path, given = tmp_path / "hosts.yml", "gpunodes_api_kubeconfig: '~/{{ x }}.conf', gpunodes_api_context: c, x: a"
+    path.write_text(f"workers: {{hosts: {{w1: }}, vars: {{{given}}}}}\n")
+    assert Inventory(path).kubeconfig == Kubeconfig(Path.home() / "a.conf", "c")
+    assert Inventory(path, Kubeconfig(Path("b"))).kubeconfig == Kubeconfig(Path("b"))
+    path.write_text(f"control_plane: {{hosts: {{c1: }}}}\nworkers: {{hosts: {{w1: }}}}\nall: {{vars: {{{given}}}}}\n")
+    with pytest.raises(WrongInput, match=r"c1.*leave gpunodes_api_kubeconfig out, or empty the group control_plane"):
+        checked.inventory(path)
+    path.write_text("workers: {hosts: {w1: }, vars: {gpunodes_api_kubeconfig: a.conf}}\n")
+    with pytest.raises(WrongInput, match="wanted: an absolute path, or one that begins with ~/"):
+        checked.inventory(path)
+    path.write_text("workers: {hosts: {w1: }}\n")
+    assert checked.inventory(path).kubeconfig is None
