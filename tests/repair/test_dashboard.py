@@ -220,11 +220,16 @@ def test_the_command_opens_the_dashboard_until_it_is_ended(
         assert as_user(server, found.token.text, "GET", "/api/v1/nodes") == 200
         threading.Timer(1, os.kill, (os.getpid(), number)).start()
 
+    # In the background of a shell, these tests inherit a SIGINT that is ignored.
+    interactive = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(number)
-    with standing_in(address):
-        dashboard.run(inventory, local, show)
-    assert [each.url for each in seen] == [f"http://127.0.0.1:{local}"]
-    assert signal.getsignal(number) == before
+    try:
+        with standing_in(address):
+            dashboard.run(inventory, local, show)
+        assert [each.url for each in seen] == [f"http://127.0.0.1:{local}"]
+        assert signal.getsignal(number) == before
+    finally:
+        signal.signal(signal.SIGINT, interactive)
     with pytest.raises(ConnectionError):
         get(local)
 

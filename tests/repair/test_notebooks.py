@@ -126,7 +126,8 @@ def test_a_notebook_from_its_start_to_its_end(server: ApiServer, cluster: Notebo
     ready(server, place)
     notebooks.wait(cluster, place, 60, lines.append)
     settled = {kind: each["metadata"]["resourceVersion"] for kind, each in present(server, place).items()}
-    for given in ({}, {"gpus": 1, "storage": "training", "image": IMAGE}):
+    same: list[dict[str, Any]] = [{}, {"gpus": 1, "storage": "training", "image": IMAGE}]
+    for given in same:
         again = start(cluster, place, **given)
         assert (again.made, again.token) == ([], "")
     assert {kind: each["metadata"]["resourceVersion"] for kind, each in present(server, place).items()} == settled

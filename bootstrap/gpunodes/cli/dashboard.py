@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import webbrowser
 from pathlib import Path
@@ -41,13 +39,8 @@ def command(port: int, no_browser: bool, inventory_path: Path) -> int:
         terminal.progress(f"token for the login, until {end}; it is shown once:")
         terminal.line(found.token.text)
         terminal.progress("Ctrl-C ends the connection")
-        if not no_browser and _has_screen():
+        if not no_browser and terminal.has_screen():
             webbrowser.open(found.url)
 
     dashboard.run(checked.inventory(inventory_path, checked.Needs.CLUSTER), port, show)
     return ExitCode.DONE
-
-
-def _has_screen() -> bool:
-    """Whether a browser has a window: one in the terminal would hide the token."""
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -57,6 +58,11 @@ def error(failure: GpunodesError) -> None:
 def columns() -> int | None:
     """The width of the screen that standard output is on; None where it is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def has_screen() -> bool:
+    """Whether a browser has a window: one in the terminal would hide what is printed there."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def check_confirmable(what: str, *, yes: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ SERVICE = "headlamp"
 ACCOUNT = "viewer"
 _PORT = 80
 TOKEN_S = 3600
-_ANSWER_S = 20.0
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,16 +65,9 @@ def _open(inventory: Inventory, local: int, show: Callable[[Dashboard], None]) -
 
 def _check(opened: forward.Forward, local: int) -> None:
     """Raise GpunodesError unless an HTTP server answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", local, timeout=_ANSWER_S)
-    try:
-        connection.request("GET", "/")
-        connection.getresponse().read(1)
-    except (OSError, http.client.HTTPException) as error:
-        reason = opened.lost(f"Headlamp does not answer: {str(error) or type(error).__name__}").problem.found
+    if why := forward.unanswered(local, "/"):
         raise GpunodesError(
-            reason,
+            opened.lost(f"Headlamp does not answer: {why}").problem.found,
             "a dashboard that runs, and an SSH server that forwards ports",
             "see `gpunodes addon verify headlamp`, and AllowTcpForwarding in the machine's sshd_config",
-        ) from error
-    finally:
-        connection.close()
+        )

@@ -10,10 +10,10 @@ from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.registries import Login, Registries
 from gpunodes.errors import WrongInput, together
 from gpunodes.inventory import Inventory
+from gpunodes.planner.namespaces import check as check_namespace
 
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _SERVER = re.compile(rf"(?=.{{1,253}}$){_HOST}(\.{_HOST})*(:\d{{1,5}})?(/[a-z0-9][a-z0-9._/-]*)?")
-_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _USER = re.compile(r"[!-9;-~]{1,255}")
 _PASSWORD = re.compile(r"[^\x00-\x1f\x7f]{1,65536}")
 
@@ -27,8 +27,7 @@ def check(server: str, namespaces: Sequence[str] = ()) -> None:
             "leave out https:// and tags",
         )
     for each in namespaces:
-        if not _NAMESPACE.fullmatch(each):
-            raise WrongInput(f"{each!a} is not the name of a namespace", "", "correct --namespace")
+        check_namespace(each)
 
 
 def check_credentials(user: str, password: str) -> None:

@@ -19,6 +19,7 @@ from gpunodes.engine.cluster.access import Access, Binding, Rule
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.operations import kubeconfig
+from gpunodes.planner import namespaces
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -37,7 +38,6 @@ _DAY_S = 86_400
 # No colon: names of Kubernetes and kubeadm (system:node:..., kubeadm:cluster-admins) and prefixes of login services
 # (oidc:...) contain one. "~" stands for "@" in the name of a binding.
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?")
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _ROLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:_-]{0,200}[A-Za-z0-9])?")
 _RESERVED = frozenset(
     {
@@ -95,8 +95,8 @@ def check(request: Request) -> None:
                 "those have a colon, or are names such as kubernetes-admin",
                 f"choose another {option}",
             )
-    if request.namespace and not _LABEL.fullmatch(request.namespace):
-        raise WrongInput(f"{request.namespace!a} is not the name of a namespace", "", "correct --namespace")
+    if request.namespace:
+        namespaces.check(request.namespace)
     if request.role and not _ROLE.fullmatch(request.role):
         raise WrongInput(f"{request.role!a} is not the name of a ClusterRole", "", "correct --role")
     if request.namespace and not request.role:

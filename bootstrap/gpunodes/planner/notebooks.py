@@ -16,6 +16,7 @@ from typing import Any
 from gpunodes import shape
 from gpunodes.ansible.module_utils.devices import GPU, SHARING
 from gpunodes.errors import WrongInput, together
+from gpunodes.planner import namespaces
 
 LABEL = "gpunodes.dev/notebook"
 """The label with the notebook's name, of its objects and its pod."""
@@ -29,7 +30,6 @@ _SECRETS = "/run/secrets/gpunodes-jupyter"
 # The user of the Jupyter Docker Stacks, and its group. Source: jupyter/docker-stacks, docker-stacks-foundation.
 _USER, _GROUP = 1000, 100
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-_NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _CLAIM = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _POOL = re.compile(r"(?=.{1,63}$)[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
@@ -102,7 +102,7 @@ _SHAPE = {
 
 def is_place(place: Place) -> bool:
     """Whether both names are valid."""
-    return bool(_NAME.fullmatch(place.name) and _NAMESPACE.fullmatch(place.namespace))
+    return bool(_NAME.fullmatch(place.name) and namespaces.is_name(place.namespace))
 
 
 def check_place(place: Place) -> None:
@@ -113,8 +113,7 @@ def check_place(place: Place) -> None:
             "lower-case letters, digits and dashes, at most 40",
             "name it otherwise",
         )
-    if not _NAMESPACE.fullmatch(place.namespace):
-        raise WrongInput(f"{place.namespace!a} is not the name of a namespace", "", "correct --namespace")
+    namespaces.check(place.namespace)
 
 
 def check(request: Request) -> None:

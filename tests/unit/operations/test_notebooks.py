@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from gpunodes.cli import root
-from gpunodes.cli.jupyter import open as opening
 from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.jupyter.objects import Notebooks
 from gpunodes.errors import GpunodesError, WrongInput
@@ -40,7 +39,7 @@ class Cluster(Notebooks):
         class Answer:
             body: Any = None
 
-        answer, (plain, _, query) = Answer(), path.partition("?")
+        answer, (plain, _mark, query) = Answer(), path.partition("?")
         lists = {"persistentvolumeclaims": [{"metadata": {"name": each}} for each in self.claimed]}
         lists |= {"pods": self.pods_of, "events": self.events}
         if method == "GET" and (kind := plain.rpartition("/")[2]) in lists:
@@ -138,7 +137,7 @@ def test_a_notebook_that_is_not_ready_keeps_its_printed_token(cluster: Cluster) 
 @pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
 def test_reasons_of_the_cluster_are_one_line(cluster: Cluster, attack: str) -> None:
     cluster.ready = False
-    statuses = [
+    statuses: list[dict[str, Any]] = [
         {"conditions": [{"type": "PodScheduled", "status": "False", "message": attack}]},
         {"containerStatuses": [{"state": {"waiting": {"reason": attack, "message": attack}}}]},
         {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": attack, "message": attack}}}]},
@@ -259,7 +258,7 @@ def opened(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Opened:  # noqa
     monkeypatch.setattr("webbrowser.open", made.show)
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(opening.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     return made
 
 

@@ -241,7 +241,7 @@ def test_a_server_that_is_a_worker_with_gpus_is_warned_about() -> None:
 
 
 def test_a_failed_server_is_one_sentence(place: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # The server's own code runs; that takes back the folder, too.
+    monkeypatch.undo()  # The server's own code runs. The working directory is restored, too.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))

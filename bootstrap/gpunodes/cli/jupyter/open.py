@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def _browser(url: str, token: str) -> Iterator[bool]:
 
     from gpunodes.settings import state_home
 
-    if not (sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))):
+    if not (terminal.has_screen() or os.environ.get("BROWSER")):
         yield False
         return
     for left in state_home().glob("notebook-*.html"):

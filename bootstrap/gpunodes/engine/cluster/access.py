@@ -13,7 +13,7 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.engine.cluster.api import CONFLICT, Api
-from gpunodes.engine.cluster.errors import NoResponse, Refused
+from gpunodes.engine.cluster.errors import NoResponse, Refused, invalid
 from gpunodes.errors import GpunodesError
 from gpunodes.shape import Many, Maybe, Optional
 
@@ -249,8 +249,4 @@ def _check(found: Any, wanted: Any, what: str) -> None:
 
 
 def _invalid(what: str, wrong: str) -> NoResponse:
-    return NoResponse(
-        f"what the control plane reports about {what} is not valid: {wrong}",
-        "a Kubernetes API",
-        "check the address of the control-plane machine, and which program listens there",
-    )
+    return invalid(f"what the control plane reports about {what} is not valid: {wrong}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.engine.cluster.api import CONFLICT, Api
-from gpunodes.engine.cluster.errors import NoResponse, Refused
+from gpunodes.engine.cluster.errors import Refused, invalid
 from gpunodes.shape import Many, Maybe, Optional
 
 _KIND = "kubernetes.io/dockerconfigjson"
@@ -137,10 +137,6 @@ def _secret(namespace: str, name: str) -> str:
 def _names(account: Mapping[str, Any]) -> list[str]:
     given = account.get("imagePullSecrets")
     if wrong := shape.wrong({"imagePullSecrets": given}, _PULL):
-        raise NoResponse(
-            f"the service account of a namespace is not valid: {wrong}",
-            "a Kubernetes API",
-            "check the address of the control-plane machine, and which program listens there",
-        )
+        raise invalid(f"the service account of a namespace is not valid: {wrong}")
     names: Sequence[Mapping[str, str]] = given or ()
     return [each["name"] for each in names if "name" in each]

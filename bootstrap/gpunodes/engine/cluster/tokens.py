@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpunodes.engine.cluster.api import Api
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import invalid
 
 # RFC 7519: three parts in base64url.
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2}")
@@ -44,9 +44,5 @@ class Tokens(Api):
         except (ValueError, OverflowError):
             end = 0.0
         if not end or len(text) > _LONGEST or not _TOKEN.fullmatch(text):
-            raise NoResponse(
-                "the control plane's response to the request for a token is not a token",
-                "a Kubernetes API",
-                "check the address of the control-plane machine, and which program listens there",
-            )
+            raise invalid("the control plane's response to the request for a token is not a token")
         return Token(text, end)

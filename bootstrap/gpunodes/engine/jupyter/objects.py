@@ -10,7 +10,7 @@ from urllib.parse import quote
 from gpunodes import shape
 from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
 from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
-from gpunodes.engine.cluster.errors import NoResponse, Refused
+from gpunodes.engine.cluster.errors import Refused, invalid
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import printable
 from gpunodes.planner import notebooks, storage
@@ -224,8 +224,4 @@ def _line(text: Any) -> str:
 
 def _check(found: Any, wanted: Any, what: str) -> None:
     if wrong := shape.wrong(found, wanted):
-        raise NoResponse(
-            f"what the control plane reports about {what} is not valid: {wrong}",
-            "a Kubernetes API",
-            "check the address of the control-plane machine, and which program listens there",
-        )
+        raise invalid(f"what the control plane reports about {what} is not valid: {wrong}")

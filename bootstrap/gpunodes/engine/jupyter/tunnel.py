@@ -8,7 +8,6 @@ and of the control plane can reach these ports: what listens there must ask for 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,6 @@ _ATTEMPTS = 3
 _START_S = 60.0
 _PATIENCE_S = 45.0
 """Seconds without a sign of life of the program after which the connection counts as broken."""
-_ANSWER_S = 20.0
 # Outside of NodePorts and of Linux' ephemeral ports: hardly anything listens there. kubectl refuses a port in use.
 _FIRST, _NUMBER = 20000, 10000
 
@@ -51,19 +49,12 @@ class Tunnel:
 
     def check(self, path: str) -> None:
         """Raise GpunodesError unless an HTTP server answers at the other end."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_S)
-        try:
-            connection.request("GET", path)
-            connection.getresponse().read(1)
-        except (OSError, http.client.HTTPException) as error:
-            reason = self._stream.lost(str(error) or type(error).__name__).problem.found
+        if why := forward.unanswered(self.port, path):
             raise GpunodesError(
-                f"nothing answers through the tunnel: {reason}",
+                f"nothing answers through the tunnel: {self._stream.lost(why).problem.found}",
                 f"a server in the pod, and an SSH server on {self._machine} that forwards ports",
                 "see `gpunodes jupyter list`, and AllowTcpForwarding in its sshd_config",
-            ) from error
-        finally:
-            connection.close()
+            )
 
 
 @contextlib.contextmanager

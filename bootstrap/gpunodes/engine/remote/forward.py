@@ -8,6 +8,7 @@ starts. Then exactly one port is requested over its control socket, in a folder 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import os
 import signal
@@ -27,6 +28,7 @@ from gpunodes.model import Machine
 
 _START_S = 60.0
 _REQUEST_S = 20.0
+_ANSWER_S = 20.0
 _POLL_S = 0.1
 _REASON = 4096
 
@@ -135,6 +137,19 @@ def request(control: Path, local: int, address: str, port: int) -> str:
     argv = ["ssh", "-F", "none", "-S", str(control), "-O", "forward", "-L", what, "--", "gpunodes"]
     done = shell.local(argv, deadline_s=_REQUEST_S)
     return "" if done.ok else ssh_reason(done.err) or str(done.reached)
+
+
+def unanswered(local: int, path: str) -> str:
+    """Why no HTTP server answers at the other end of a port of 127.0.0.1, "" if one does, with whatever status."""
+    connection = http.client.HTTPConnection("127.0.0.1", local, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", path)
+        connection.getresponse().read(1)
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    return ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
