@@ -49,8 +49,10 @@ _KEYS = ("name", "server", "path", "size", "options", "namespaces")
 # Folders that a system needs, and folders whose content is not data.
 _SYSTEM = {"/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/usr"}
 _SYSTEM |= {"/var", "/var/lib", "/var/log"}
-_BELOW = ("/boot/", "/dev/", "/etc/", "/proc/", "/root/", "/run/", "/sys/", "/usr/", "/var/lib/containerd/")
-_BELOW += ("/var/lib/docker/", "/var/lib/etcd/", "/var/lib/gpunodes/", "/var/lib/kubelet/", "/var/log/")
+_BELOW = (
+    *("/boot/", "/dev/", "/etc/", "/proc/", "/root/", "/run/", "/sys/", "/usr/", "/var/lib/containerd/"),
+    *("/var/lib/docker/", "/var/lib/etcd/", "/var/lib/gpunodes/", "/var/lib/kubelet/", "/var/log/"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,8 +152,13 @@ def test_an_error_of_the_api_is_its_message(server: Server) -> None:
 
 def test_another_cluster_is_refused_before_anything_else_is_asked(server: Server) -> None:
     seen: list[str] = []
+
+    def is_known(uid: str) -> bool:
+        seen.append(uid)
+        return False
+
     with pytest.raises(OtherCluster, match="that of another cluster"):
-        cluster(server.kubeconfig(), is_known=lambda uid: bool(seen.append(uid))).nodes()
+        cluster(server.kubeconfig(), is_known=is_known).nodes()
     assert seen == ["u-1"]
     assert len(server.asked) == 1
 

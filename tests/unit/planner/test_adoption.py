@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ NODES = [node("control-1", "10.0.0.1", control=True), node("gpu-1", "10.0.0.2")]
 
 
 def adopted(change: Callable[[Any], None] = lambda _: None, **more: Any) -> Adoption:
-    given = {"version": "v1.36.3", "configuration": CONFIGURATION, "nodes": NODES, "sets": [daemon_set("calico-node")]}
-    given = copy.deepcopy(given | more)
+    given: dict[str, Any] = {"version": "v1.36.3", "configuration": CONFIGURATION, "nodes": NODES}
+    given = copy.deepcopy(given | {"sets": [daemon_set("calico-node")]} | more)
     change(given)
     return adoption.adopted(**given)
 
@@ -136,21 +137,24 @@ def test_what_cannot_be_adopted(more: dict[str, Any], message: str) -> None:
 def test_no_text_of_the_cluster_becomes_a_template_or_a_variable(attack: str) -> None:
     """Each text is refused, or it is only shown."""
 
-    def all_of(given: dict[str, Any]) -> list[Callable[[], None]]:
-        where: list[tuple[Any, Any]] = [
+    def places(given: dict[str, Any]) -> list[tuple[Any, str]]:
+        return [
             (given, "version"),
             (given["configuration"], "controlPlaneEndpoint"),
-            *((given["configuration"]["networking"], key) for key in CONFIGURATION["networking"]),
+            *((given["configuration"]["networking"], key) for key in ("dnsDomain", "podSubnet", "serviceSubnet")),
             (given["nodes"][1]["metadata"], "name"),
             (given["nodes"][1]["status"]["addresses"][1], "address"),
             *((given["nodes"][1]["status"]["nodeInfo"], key) for key in ("kubeletVersion", "containerRuntimeVersion")),
             (given["sets"][0]["metadata"], "name"),
         ]
-        return [lambda part=part, key=key: part.__setitem__(key, attack) for part, key in where]
 
-    for number in range(9):
+    def put(given: dict[str, Any], number: int) -> None:
+        part, key = places(given)[number]
+        part[key] = attack
+
+    for number in range(10):
         try:
-            found = adopted(lambda given, number=number: all_of(given)[number]())
+            found = adopted(functools.partial(put, number=number))
         except GpunodesError:
             continue
         document = adoption.document(found, {})

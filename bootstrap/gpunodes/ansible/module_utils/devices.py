@@ -40,8 +40,9 @@ def requested_sharing(value: object) -> str | None:
     count = value.get("replicas")
     if set(value) != {"mode", "replicas"} or value["mode"] not in MODES:
         return None
-    is_number = isinstance(count, int) and not isinstance(count, bool)
-    return f"{value['mode']}-{count}" if is_number and LEAST <= count <= MOST else None
+    if not isinstance(count, int) or isinstance(count, bool) or not LEAST <= count <= MOST:
+        return None
+    return f"{value['mode']}-{count}"
 
 
 def replicas(labels: Mapping[str, object]) -> int:
