@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spec
+from gpunodes.ansible.module_utils import data_directory
+from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput, together
 from gpunodes.planner import firewall
@@ -90,6 +91,21 @@ def problems(value: Any) -> Iterator[tuple[str, str]]:
         yield f"has several shares named {name}", "a name for each share"
     for path in _repeated(served):
         yield f"has several shares that serve {path}", "a folder for each share, or one share for several namespaces"
+
+
+def moved(value: Sequence[Mapping[str, Any]], directory: str) -> Iterator[tuple[str, str]]:
+    """The same for shares that would contain, or be in, the data of services in ``directory``.
+
+    It is gpunodes_data_directory of the machine that serves them.
+    """
+    data = [f"{data_directory.source(directory, each)}/" for each in data_folders("docker").values()]
+    for entry in value:
+        path = f"{entry['path']}/"
+        if not entry.get("server") and any(each.startswith(path) or path.startswith(each) for each in data):
+            yield (
+                f"has the path {entry['path']!r} in {entry['name']}, where gpunodes_data_directory has other data",
+                f"a folder for data, such as {directory}/training",
+            )
 
 
 def _problems_of(entry: Mapping[str, Any], which: str) -> Iterator[tuple[str, str]]:

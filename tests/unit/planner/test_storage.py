@@ -14,6 +14,22 @@ GIVEN = {"name": "training", "server": "nas.example", "path": "/export/training"
 OWN = {"name": "scratch", "path": "/srv/scratch", "size": "1Ti", "namespaces": ["default", "ml"]}
 
 
+@pytest.mark.parametrize(
+    ("path", "is_refused"),
+    [
+        ("/data", True),
+        ("/data/disk", True),
+        ("/data/disk/kubelet", True),
+        ("/data/disk/docker/volumes", True),
+        ("/data/disk/training", False),
+        ("/data/disk2", False),
+    ],
+)
+def test_no_share_has_the_data_of_services_on_another_disk(path: str, is_refused: bool) -> None:
+    assert bool(list(storage.moved([{**OWN, "path": path}], "/data/disk"))) is is_refused
+    assert not list(storage.moved([{**GIVEN, "path": path}], "/data/disk"))
+
+
 def test_a_right_setting_has_no_problem() -> None:
     assert not list(storage.problems([GIVEN, OWN, {**GIVEN, "name": "root", "path": "/", "options": ["nfsvers=4.1"]}]))
     assert storage.shares([]) == ()
