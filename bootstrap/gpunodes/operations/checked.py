@@ -59,6 +59,8 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER, kubeconfig: Kubeconf
     controls = {machine.name for machine in found.machines(Role.CONTROL_PLANE)}
     settings.report_all(path, problems, _unknown_versions(controls, variables, problems))
     _ = found.kubeconfig  # raises for one beside control planes
+    if needs is Needs.CLUSTER:
+        found.control_planes()
     return found
 
 
@@ -85,9 +87,13 @@ def _pool_problems(inventory: Inventory, variables: Mapping[str, Any]) -> Iterat
 
 def _storage_problems(variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:
     """Shares that cannot be made; a value that is no list has its own problem, and only Ansible renders a template."""
-    value = settings.resolve(variables)[storage.SETTING]
+    resolved = settings.resolve(variables)
+    value, data = resolved[storage.SETTING], str(resolved["gpunodes_data_directory"])
     if isinstance(value, list) and "{{" not in str(value):
-        for each in storage.problems(value):
+        found = list(storage.problems(value))
+        if not found and data and "{{" not in data and storage.serves(value, variables.get("group_names") or ()):
+            found = list(storage.moved(value, data))
+        for each in found:
             yield settings.SettingProblem(storage.SETTING, *each)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Role
-from gpunodes.planner import versions
+from gpunodes.planner import node_address, versions
 
 _VERSION = re.compile(r"v1\.(\d{1,3})\.\d{1,3}")
 _NODE = re.compile(r"[a-z0-9]([a-z0-9.-]{0,198}[a-z0-9])?")
@@ -149,10 +149,10 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[AdoptedNode]:
             raise GpunodesError(f"a node has the name {name[:80]!r}", "a name of letters, digits, dots and dashes")
         listed = node["status"].get("addresses") or ()
         address = next((each["address"] for each in listed if each["type"] == "InternalIP"), "")
-        if not _is_ipv4(address):
+        if not _is_usable(address):
             raise GpunodesError(
                 f"the node {name} has the address {address[:50]!r}",
-                "an IPv4 address (InternalIP): clusters with IPv6 are not supported",
+                "an IPv4 address of a machine (InternalIP): clusters with IPv6 are not supported",
                 "use its kubeconfig: `gpunodes help --page other-clusters`",
             )
         if other := next((each.name for each in found if each.address == address or each.name == name), ""):
@@ -218,9 +218,10 @@ def _node_rows(name: str, info: Mapping[str, Any], minor: int, runtimes: set[str
     yield Row(name, "container runtime", shown, wanted, Fit.SAME if known else Fit.WRONG)
 
 
-def _is_ipv4(text: str) -> bool:
-    try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
+def _is_usable(text: str) -> bool:
+    """Whether a machine of a network may have this address: a cluster must not lead to the controller itself."""
+    if not node_address.is_ipv4(text):
         return False
-    return True
+    found = ipaddress.IPv4Address(text)
+    special = found.is_loopback or found.is_multicast or found.is_link_local or found.is_reserved
+    return not special and found.packed[0] != 0

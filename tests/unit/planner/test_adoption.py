@@ -124,6 +124,10 @@ def test_settings_that_follow_from_the_cluster() -> None:
         ({"nodes": NODES[1:]}, "control planes that are nodes"),
         ({"nodes": [*NODES, node("gpu-2", "10.0.0.2")]}, "gpu-1 and gpu-2 have the address 10.0.0.2"),
         ({"nodes": [*NODES, node("gpu-2", "fd00::2")]}, "clusters with IPv6 are not supported"),
+        *(
+            ({"nodes": [*NODES, node("gpu-2", each)]}, "an IPv4 address of a machine")
+            for each in ("127.0.0.1", "0.1.2.3", "169.254.169.254", "224.0.0.1", "255.255.255.255")
+        ),
         ({"configuration": {"networking": {"podSubnet": "10.1.0.0/16,fd00::/64"}}}, "clusters with IPv6"),
         ({"configuration": {"networking": {"podSubnet": "10.1.0.1/16"}}}, "one IPv4 network"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.engine.cluster.api import Api
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import invalid
 from gpunodes.shape import Many, Maybe, Named, Optional
 
 _NODES = (
@@ -61,8 +61,4 @@ class Adopted(Api):
 
 def _check(found: Any, wanted: Any, what: str) -> None:
     if wrong := shape.wrong(found, wanted):
-        raise NoResponse(
-            f"what the cluster reports about {what} is not valid: {wrong}",
-            "a Kubernetes API",
-            "check the address of the control plane, and which program listens there",
-        )
+        raise invalid(f"what the cluster reports about {what} is not valid: {wrong}")
