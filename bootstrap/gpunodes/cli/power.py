@@ -82,9 +82,12 @@ def command(
     _check_flags(action, drain=drain, wait=wait)
 
     given = bmc_settings.parsed(bmc)
-    inventory, _ = connections.inventory(
+    inventory, addressed = connections.inventory(
         inventory_path, [machine], connection, checked.Needs.MACHINES, kubeconfig, given
     )
+    if addressed and not kubeconfig and (drain or wait):
+        flag = "--drain" if drain else "--wait"
+        raise WrongInput(f"{flag} for an address", "the cluster whose node it is", "add --kubeconfig FILE")
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)

@@ -14,6 +14,7 @@ from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory, addressed
 from gpunodes.model import Kubeconfig, Machine, Role
+from gpunodes.operations import power
 
 from tests import sshd
 
@@ -103,6 +104,7 @@ def test_the_file_has_no_password_and_ends_with_the_process(tmp_path: Path) -> N
         (("power", "10.0.0.5", "status"), "has no BMC"),
         (("power", "10.0.0.5", "status", "--bmc", "type=redfish", "--bmc", "password=x"), "no password in the arg"),
         (("power", "10.0.0.5", "status", "--bmc", "type=magic"), "one of"),
+        (("power", "10.0.0.5", "off", "--drain", "--yes"), "--drain for an address"),
         (("power", "10.0.0.5", "status", "--bmc", "colour=red"), "NAME=VALUE"),
     ],
 )
@@ -127,6 +129,23 @@ def test_the_bmc_s_password_is_asked_for_or_in_the_environment(monkeypatch: pyte
     assert bmc_settings.parsed(words)["gpunodes_bmc_password_env"] == bmc_settings.PASSWORD
     assert "gpunodes_bmc_password" not in bmc_settings.parsed(words)
     assert bmc_settings.parsed([]) == {}
+
+
+def test_no_power_is_switched_with_a_kubeconfig_that_cannot_be_used(tmp_path: Path) -> None:
+    """Only a cluster that is down, or none, leaves the machine unlocked."""
+    reported: list[str] = []
+
+    def switch(kubeconfig: Kubeconfig | None) -> None:
+        fleet = InventoryFleet(addressed.inventory(["10.0.0.5"], {}, kubeconfig))
+        action = power.PowerAction.OFF
+        with power.locked(fleet, fleet.all_machines()[0], action, lambda _, text: reported.append(text)) as lost:
+            assert lost() is None
+
+    with pytest.raises(WrongInput):
+        switch(Kubeconfig(tmp_path / "none"))
+    assert reported == []
+    switch(None)
+    assert "no lock" in reported[0]
 
 
 def test_an_inventory_of_addresses_is_an_ordinary_one() -> None:
