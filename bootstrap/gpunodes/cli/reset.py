@@ -10,7 +10,7 @@ from gpunodes.cli import common, complete, terminal
 from gpunodes.errors import ExitCode, GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
-from gpunodes.operations import checked, kubeconfig
+from gpunodes.operations import checked, kubeconfig, phases
 from gpunodes.operations.reset import OPERATION
 
 
@@ -32,7 +32,8 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     # Machines that were only prepared may be in an inventory without a cluster.
     alone = not inventory.machines(Role.CONTROL_PLANE)
     operation = replace(OPERATION, without_cluster=True, ends_cluster=False) if alone else OPERATION
-    ends = any(machine.role is Role.CONTROL_PLANE for machine in chosen) and not flags.options.dry_run
+    resets = not flags.options.dry_run and phases.RESET.name not in flags.options.skip_phases
+    ends = resets and any(machine.role is Role.CONTROL_PLANE for machine in chosen)
     merged = _merged(inventory) if ends else None
     # A broken cluster must not prevent its reset.
     code = common.execute_confirmed(operation, inventory, chosen, flags, consequence, yes=yes, needs_cluster=False)
