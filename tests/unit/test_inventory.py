@@ -457,3 +457,25 @@ def test_a_kubeconfig_is_for_inventories_without_control_planes(tmp_path: Path) 
         checked.inventory(path)
     path.write_text("workers: {hosts: {w1: }}\n")
     assert checked.inventory(path).kubeconfig is None
+
+
+@pytest.mark.parametrize("context", ["", "gpunodes_api_context: other"])
+def test_an_inventory_has_one_kubeconfig(tmp_path: Path, context: str) -> None:
+    """Machines of the second cluster would be looked for in the first; GPU hosts have no cluster."""
+    path, given = tmp_path / "hosts.yml", "gpunodes_api_kubeconfig: /a.conf"
+    hosts = f"{{w1: {{{given}}}, w2: {{{given if context else ''}{', ' if context else ''}{context}}}}}"
+    path.write_text(f"workers: {{hosts: {hosts}}}\n")
+    with pytest.raises(WrongInput, match=r"w1 and w2 of .* differ in gpunodes_api_kubeconfig or gpunodes_api_context"):
+        checked.inventory(path)
+    path.write_text(f"workers: {{hosts: {{w1: }}, vars: {{{given}}}}}\ngpu_hosts: {{hosts: {{g1: }}}}\n")
+    assert checked.inventory(path).kubeconfig == Kubeconfig(Path("/a.conf"))
+
+
+def test_a_command_that_needs_control_planes_says_so_of_a_kubeconfig(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {w1: }, vars: {gpunodes_api_kubeconfig: /a.conf}}\n")
+    with pytest.raises(WrongInput, match=r"only the kubeconfig /a\.conf.*--page other-clusters"):
+        checked.inventory(path, checked.Needs.CLUSTER)
+    path.write_text("workers: {hosts: {w1: }}\n")
+    with pytest.raises(WrongInput, match="add it to the inventory"):
+        checked.inventory(path, checked.Needs.CLUSTER)

@@ -30,7 +30,7 @@ SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sud
 """The variables for sudo's password that Ansible's become plugin supports."""
 
 KUBECONFIG, CONTEXT = "gpunodes_api_kubeconfig", "gpunodes_api_context"
-"""The settings for a cluster without control planes in the inventory; those of its first machine count."""
+"""The settings for a cluster without control planes in the inventory; its nodes have the same."""
 LOGIN_PASSWORDS = ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
 """The variables for the login's password."""
 _HOST_VARIABLES = ("ansible_host", "ansible_ssh_host")
@@ -179,7 +179,18 @@ class Inventory:
         return found
 
     def _kubeconfig_of_settings(self) -> Kubeconfig | None:
-        machines = self.machines()
+        machines = self.machines(Role.CONTROL_PLANE, Role.WORKER) or self.machines()
+        named: dict[tuple[str, ...], str] = {}
+        for each in machines:
+            own = self._variables_of(each.name)
+            named.setdefault(tuple(str(own.get(key) or "") for key in (KUBECONFIG, CONTEXT)), each.name)
+        if len(named) > 1:
+            first, other, *_ = named.values()
+            raise WrongInput(
+                f"{first} and {other} of {self.path} differ in {KUBECONFIG} or {CONTEXT}",
+                "machines of one cluster in an inventory",
+                "set the same for all nodes, or write an inventory for each cluster",
+            )
         given = self.rendered(machines[0].name, KUBECONFIG, CONTEXT) if machines else {}
         if not given.get(KUBECONFIG):
             return None
@@ -188,6 +199,12 @@ class Inventory:
     def control_planes(self) -> list[Machine]:
         """The control-plane machines, in the inventory's order; raises WrongInput without one."""
         machines = self.machines(Role.CONTROL_PLANE)
+        if not machines and (found := self.kubeconfig):
+            raise WrongInput(
+                f"{self.path} has no machine in the group control_plane, only the kubeconfig {found.path}",
+                "control planes that are reached by SSH: this command does not work with a kubeconfig",
+                f"add them, and leave {KUBECONFIG} out, or use a command of `gpunodes help --page other-clusters`",
+            )
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
