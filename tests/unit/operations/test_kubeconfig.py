@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from gpunodes.cli import common, reset
 from gpunodes.engine import control_planes, journal
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import from_control_plane, reduced
 from gpunodes.operations import kubeconfig, kubectl
@@ -280,3 +281,20 @@ def test_leftovers_of_a_killed_command_are_deleted_at_the_next_start() -> None:
         path.write_text("secret")
     journal.open_run("health")
     assert [path for path in leftovers if path.exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "is_forgotten"),
+    [((), True), (("--dry-run",), False), (("--skip-phase", "reset"), False), (("--from-phase", "reset"), True)],
+)
+def test_a_reset_that_removes_no_cluster_keeps_its_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_forgotten: bool
+) -> None:
+    path, forgotten = tmp_path / "hosts.yml", list[kubeconfig.Merged]()
+    path.write_text("control_plane: {hosts: {c1: }}\n")
+    merged = kubeconfig.Merged(tmp_path / "config", {"gpunodes-c1"}, {"gpunodes-c1"}, {"gpunodes-c1"})
+    monkeypatch.setattr(common, "execute_confirmed", lambda *_, **__: ExitCode.DONE)
+    monkeypatch.setattr(kubeconfig, "find_merged", lambda _: merged)
+    monkeypatch.setattr(kubeconfig, "forget", forgotten.append)
+    reset.command.main(["c1", "--yes", "-i", str(path), *words], standalone_mode=False)
+    assert forgotten == ([merged] if is_forgotten else [])
