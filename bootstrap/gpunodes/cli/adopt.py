@@ -30,7 +30,7 @@ def command(
     inventory_path: Path,
     output: str,
 ) -> int:
-    """Look at a cluster that kubeadm made without gpunodes, and write its inventory.
+    """Compare a cluster that kubeadm made with one of gpunodes, and write its inventory.
 
     ADDRESS is that of one of its control planes; --user, --key and --port are for all its machines, which are listed
     first: the cluster names them, and they get the same credentials. Each is read once, and nothing is changed. The

@@ -1,4 +1,4 @@
-"""Look at a cluster that kubeadm made, compare it with one of gpunodes, and write its inventory. It is not changed."""
+"""Compare a cluster that kubeadm made with one of gpunodes, and write its inventory. The cluster is not changed."""
 
 from __future__ import annotations
 
