@@ -85,9 +85,7 @@ def command(
     inventory, addressed = connections.inventory(
         inventory_path, [machine], connection, checked.Needs.MACHINES, kubeconfig, given
     )
-    if addressed and not kubeconfig and (drain or wait):
-        flag = "--drain" if drain else "--wait"
-        raise WrongInput(f"{flag} for an address", "the cluster whose node it is", "add --kubeconfig FILE")
+    _check_cluster(known=bool(kubeconfig) or not addressed, drain=drain, wait=wait)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
@@ -116,6 +114,12 @@ def _check_flags(action: str, *, drain: bool, wait: bool) -> None:
     for flag, given, fits in (("--drain", drain, "off"), ("--wait", wait, "on")):
         if given and action != fits:
             raise WrongInput(f"{flag} with {action}", f"{flag} with {fits}", "leave the option out")
+
+
+def _check_cluster(*, known: bool, drain: bool, wait: bool) -> None:
+    if not known and (drain or wait):
+        flag = "--drain" if drain else "--wait"
+        raise WrongInput(f"{flag} for an address", "the cluster whose node it is", "add --kubeconfig FILE")
 
 
 def _check_file(action: str, password_file: Path | None) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils import data_directory
 from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput, together
@@ -98,7 +97,8 @@ def moved(value: Sequence[Mapping[str, Any]], directory: str) -> Iterator[tuple[
 
     It is gpunodes_data_directory of the machine that serves them.
     """
-    data = [f"{data_directory.source(directory, each)}/" for each in data_folders("docker").values()]
+    # Where module_utils/data_directory.py puts it.
+    data = [f"{directory}/{each.rpartition('/')[2]}/" for each in data_folders("docker").values()]
     for entry in value:
         path = f"{entry['path']}/"
         if not entry.get("server") and any(each.startswith(path) or path.startswith(each) for each in data):

@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 import pytest
+from gpunodes.ansible.module_utils import data_directory
+from gpunodes.ansible.module_utils.host.spec import data_folders
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role
 from gpunodes.planner import firewall, ports, storage
@@ -28,6 +30,11 @@ OWN = {"name": "scratch", "path": "/srv/scratch", "size": "1Ti", "namespaces": [
 def test_no_share_has_the_data_of_services_on_another_disk(path: str, is_refused: bool) -> None:
     assert bool(list(storage.moved([{**OWN, "path": path}], "/data/disk"))) is is_refused
     assert not list(storage.moved([{**GIVEN, "path": path}], "/data/disk"))
+
+
+@pytest.mark.parametrize("folder", data_folders("docker").values())
+def test_it_is_where_a_machine_has_it(folder: str) -> None:
+    assert list(storage.moved([{**OWN, "path": data_directory.source("/data/disk", folder)}], "/data/disk"))
 
 
 def test_a_right_setting_has_no_problem() -> None:
