@@ -479,3 +479,16 @@ def test_a_command_that_needs_control_planes_says_so_of_a_kubeconfig(tmp_path: P
     path.write_text("workers: {hosts: {w1: }}\n")
     with pytest.raises(WrongInput, match="add it to the inventory"):
         checked.inventory(path, checked.Needs.CLUSTER)
+
+
+def test_a_share_of_data_that_was_moved_is_refused(tmp_path: Path) -> None:
+    """That of a node which serves no share does not count."""
+    path, share = tmp_path / "hosts.yml", "{name: t, path: /data, size: 1Gi}"
+    given = "{gpunodes_data_directory: /data}"
+    text = "workers: {{hosts: {{w1: {worker}}}}}\nstorage: {{hosts: {{s1: {server}}}}}\n"
+    text += f"all: {{{{vars: {{{{gpunodes_storage: [{share.replace('{', '{{').replace('}', '}}')}]}}}}}}}}\n"
+    path.write_text(text.format(worker="", server=given))
+    with pytest.raises(WrongInput, match=r"has the path '/data' in t, where gpunodes_data_directory has other data"):
+        checked.inventory(path)
+    path.write_text(text.format(worker=given, server=""))
+    assert len(checked.inventory(path).machines()) == 1
