@@ -219,9 +219,5 @@ def _node_rows(name: str, info: Mapping[str, Any], minor: int, runtimes: set[str
 
 
 def _is_usable(text: str) -> bool:
-    """Whether a machine of a network may have this address: a cluster must not lead to the controller itself."""
-    if not node_address.is_ipv4(text):
-        return False
-    found = ipaddress.IPv4Address(text)
-    special = found.is_loopback or found.is_multicast or found.is_link_local or found.is_reserved
-    return not special and found.packed[0] != 0
+    """Whether a machine may have this address: a cluster must not lead to the controller itself."""
+    return node_address.is_ipv4(text) and node_address.is_usable(ipaddress.IPv4Address(text))

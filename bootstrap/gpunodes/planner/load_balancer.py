@@ -6,6 +6,8 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpunodes.planner import node_address
+
 SETTING = "gpunodes_load_balancer_addresses"
 WANTED = "IPv4 addresses, networks or ranges of your network, such as [10.0.0.200-10.0.0.220], 1,024 at most"
 _MOST = 1024
@@ -24,15 +26,9 @@ def blocks(given: Any) -> list[str]:
         else:
             found.append(ipaddress.IPv4Network(str(each).strip()))
     merged = list(ipaddress.collapse_addresses(found))
-    if sum(each.num_addresses for each in merged) > _MOST or not all(map(_is_usable, merged)):
+    if sum(each.num_addresses for each in merged) > _MOST or not all(map(node_address.is_usable, merged)):
         raise ValueError(WANTED)
     return [str(each) for each in merged]
-
-
-def _is_usable(network: ipaddress.IPv4Network) -> bool:
-    """Whether machines of a network may have these addresses."""
-    special = network.is_loopback or network.is_multicast or network.is_link_local or network.is_reserved
-    return not special and network.network_address.packed[0] != 0
 
 
 def is_valid(given: Any) -> bool:
