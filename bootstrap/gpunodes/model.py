@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
@@ -39,6 +40,14 @@ class Machine:
     name: str
     address: str
     role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Kubeconfig:
+    """The user's kubeconfig for a cluster whose control planes are in no inventory; ``context`` "": its current one."""
+
+    path: Path
+    context: str = ""
 
 
 class Only(StrEnum):

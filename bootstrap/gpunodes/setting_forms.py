@@ -131,6 +131,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         _number(0, 255),
     ),
     ("gpunodes_control_plane_vip_interval", "a number of seconds, 1 to 40", _number(1, 40)),
+    ("gpunodes_api_kubeconfig", "an absolute path, or one that begins with ~/", _text(r"(~/|/)[^\x00-\x1f]+")),
     (
         "gpunodes_node_address",
         f"an IPv4 address of the machine, or a network such as 10.0.0.0/24 that contains it{_ONLY_IPV4}",
@@ -203,7 +204,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
             or all(_text(_LABEL_VALUE)(name) and name and _is_pool(each) for name, each in value.items())
         ),
     ),
-    ("gpunodes_gpu_sharing", devices.SHARING_WANTED, lambda value: devices.requested_replicas(value) > 0),
+    ("gpunodes_gpu_sharing", devices.SHARING_WANTED, lambda value: devices.requested_sharing(value) is not None),
     ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
     (
         "gpunodes_node_taints",

@@ -679,6 +679,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
+    "adopt": "tests/unit/planner/test_adoption.py has hostile clusters; its machines are read as by preflight",
     "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations: a control plane's kubeconfig is parsed there, and users are hostile",
     "completion": "it contacts no machine",

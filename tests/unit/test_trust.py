@@ -24,7 +24,8 @@ from gpunodes.ansible.filter.network import firewalled
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.engine import runner
-from gpunodes.inventory import Inventory
+from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory, addressed, edit
 from gpunodes.model import Event, Machine, MachineResult, Outcome, PreflightFinding, Role, printable
 from gpunodes.operations import phases
 from gpunodes.views import health_map, text
@@ -300,7 +301,11 @@ def test_texts_become_documents_in_known_places_only() -> None:
 
 
 def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> None:
-    """Two files alone write them: that of `init-master`, of words of the user's, and the runner's, of ssh_config."""
+    """Three files alone write them: edit.py and addressed.py, of words of the user's, and the runner's, of ssh_config.
+
+    `adopt` is the exception: what a cluster reports goes through planner/adoption.py, where each value has a pattern
+    (test_adoption.py), and neither of the first two writes a template for it.
+    """
     ways = re.compile(r"write_text|write_bytes|fdopen\([^)]*\"w")
     about = re.compile(r"group_vars|host_vars|\"hosts\"")
     package = ROOT / "bootstrap/gpunodes"
@@ -310,7 +315,13 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
         if path.relative_to(package).parts[0] not in {"lab", "ansible"}
     }
     writers = {name for name, text in texts.items() if ways.search(text) and about.search(text)}
-    assert writers == {"inventory/edit.py", "engine/runner.py"}
+    assert writers == {"inventory/addressed.py", "inventory/edit.py", "engine/runner.py"}
+    for write in (addressed.file_of, lambda document: edit.create(tmp_path / "new.yml", document)):
+        for template in ("{{ x }}", "{% x %}", "{# x #}"):
+            with pytest.raises(WrongInput, match="would have the template"):
+                write({"workers": {"hosts": {"w1": {"ansible_host": template}}}})
+    users = [name for name, text in texts.items() if re.search(r"addressed\.file_of|edit\.create", text)]
+    assert users == ["operations/adopt.py"]
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
     given = []

@@ -29,6 +29,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "join": "Join machines to the cluster, as workers or as control planes.",
         "prepare": "Install what a join would install, without joining: for golden images.",
         "up": "Set up the whole inventory: control planes and workers, prepared in parallel.",
+        "adopt": "Compare a cluster that kubeadm made with one of gpunodes, and write its inventory.",
         "status": "Show the nodes of the cluster and their states.",
         "kubeconfig": "Fetch the administrator's kubeconfig, or make one for a person.",
         "registry": "Log pods in at private image registries.",

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import complete, options, repair_options, terminal
+from gpunodes.cli import bmc_settings, complete, connections, options, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.model import Kubeconfig
 
 _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
 
@@ -30,6 +31,15 @@ _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
 @click.option(
     "--wait", is_flag=True, help="For on: wait until the node is ready with its GPUs, then end that maintenance."
 )
+@click.option(
+    "--bmc",
+    "bmc",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting gpunodes_bmc_NAME of a machine that is given by its address; repeatable.",
+)
+@connections.options
+@options.kubeconfig_option
 @options.inventory_option
 @options.json_option
 def command(
@@ -39,6 +49,9 @@ def command(
     password_file: Path | None,
     drain: bool,
     wait: bool,
+    bmc: tuple[str, ...],
+    connection: connections.Connection,
+    kubeconfig: Kubeconfig | None,
     inventory_path: Path,
     as_json: bool,
 ) -> int:
@@ -52,6 +65,10 @@ def command(
     A worker that is not needed: `gpunodes power worker-3 off --drain`, later `gpunodes power worker-3 on --wait`. In
     between no repair switches it on.
 
+    Without an inventory: `gpunodes power 10.0.0.5 status --bmc type=redfish --bmc address=10.0.9.5 --bmc user=admin`.
+    The password is asked for, unless GPUNODES_BMC_PASSWORD has it. MACHINE is then an address, as with --user, --key or
+    --port.
+
     rotate-password gives the BMC's user the password in --password-file, and verifies it. Then put it into the
     inventory. Run it again after an interruption: it continues with the same file.
     """
@@ -64,7 +81,11 @@ def command(
     _check_file(action, password_file)
     _check_flags(action, drain=drain, wait=wait)
 
-    inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
+    given = bmc_settings.parsed(bmc)
+    inventory, addressed = connections.inventory(
+        inventory_path, [machine], connection, checked.Needs.MACHINES, kubeconfig, given
+    )
+    _check_cluster(known=bool(kubeconfig) or not addressed, drain=drain, wait=wait)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
@@ -93,6 +114,12 @@ def _check_flags(action: str, *, drain: bool, wait: bool) -> None:
     for flag, given, fits in (("--drain", drain, "off"), ("--wait", wait, "on")):
         if given and action != fits:
             raise WrongInput(f"{flag} with {action}", f"{flag} with {fits}", "leave the option out")
+
+
+def _check_cluster(*, known: bool, drain: bool, wait: bool) -> None:
+    if not known and (drain or wait):
+        flag = "--drain" if drain else "--wait"
+        raise WrongInput(f"{flag} for an address", "the cluster whose node it is", "add --kubeconfig FILE")
 
 
 def _check_file(action: str, password_file: Path | None) -> None:

@@ -111,7 +111,7 @@ def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> Reques
         runtime=str(settings["gpunodes_runtime"]),
         source=str(settings["gpunodes_driver_source"] or ""),
         gates=dict(requested),
-        replicas=gpu_sharing.replicas(settings),
+        sharing=gpu_sharing.sharing(settings),
         unsupported_os=bool(settings.get("gpunodes_unsupported_os")),
     )
 
@@ -271,7 +271,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         runtime=case.requested.runtime,
         cri_dockerd=cri_dockerd,
         gates=feature_gates,
-        replicas=case.requested.replicas,
+        sharing=case.requested.sharing,
         reboot_needed=reboot(case, branch, flavour, nouveau),
         labels=_labels(case),
     )

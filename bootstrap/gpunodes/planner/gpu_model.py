@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import ExitCode, exit_code_for
+from gpunodes.planner import gpu_sharing
 
 Facts = Mapping[str, Any]
 
@@ -71,8 +72,8 @@ class RequestedSoftware:
     """``nvidia``, ``distribution`` or ``existing``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Additional feature gates of the kubelet."""
-    replicas: int = 1
-    """How many pods get one GPU."""
+    sharing: str = ""
+    """How pods share a GPU, ``time-slicing-4``; empty: they do not."""
     unsupported_os: bool = False
     """A system that no row knows is treated as the nearest one."""
 
@@ -88,7 +89,7 @@ class RequestedSoftware:
 
     def without_kubernetes(self) -> RequestedSoftware:
         """The same request for a machine that is not a node."""
-        return replace(self, kubernetes_version="", gates={}, replicas=1)
+        return replace(self, kubernetes_version="", gates={}, sharing="")
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""
@@ -99,7 +100,7 @@ class RequestedSoftware:
             "gpunodes_cudnn_version": self.cudnn,
             "gpunodes_runtime": self.runtime,
             "gpunodes_feature_gates": dict(self.gates),
-            "gpunodes_gpu_sharing": {"mode": "time-slicing", "replicas": self.replicas} if self.replicas > 1 else {},
+            gpu_sharing.SETTING: gpu_sharing.setting_of(self.sharing),
             "gpunodes_unsupported_os": self.unsupported_os,
         }
 
@@ -166,8 +167,8 @@ class Plan:
     """Whether the runtime needs cri-dockerd with this Kubernetes version."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Feature gates of the kubelet to set."""
-    replicas: int = 1
-    """How many pods get one GPU."""
+    sharing: str = ""
+    """How pods share a GPU, ``time-slicing-4``; empty: they do not."""
     reboot_needed: str | None = None
     """Why the machine must be rebooted after the installation, or None."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -118,12 +118,8 @@ def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.hold:
         yield "held", ", ".join(plan.hold)
     if plan.gpus:
-        if plan.replicas > 1:
-            count = len(plan.gpus)
-            yield (
-                "sharing",
-                f"{count} GPU{'' if count == 1 else 's'} x {plan.replicas} = {count * plan.replicas} shares",
-            )
+        if plan.sharing:
+            yield "sharing", _shares(len(plan.gpus), plan.sharing)
         yield "nouveau", "disabled" if plan.blacklist_nouveau else "not present"
         yield "reboot", plan.reboot_needed or "no"
         yield "labels", ", ".join(f"{name}={value}" for name, value in plan.labels.items())
@@ -137,3 +133,9 @@ def _package(package: Package) -> str:
 
 def _text(value: bool | None) -> str:
     return "-" if value is None else "true" if value else "false"
+
+
+def _shares(gpus: int, sharing: str) -> str:
+    """``2 GPUs x 4 = 8 shares by time-slicing``"""
+    mode, _, replicas = sharing.rpartition("-")
+    return f"{gpus} GPU{'' if gpus == 1 else 's'} x {replicas} = {gpus * int(replicas)} shares by {mode}"

@@ -311,10 +311,12 @@ def image_archive(path: str) -> dict[str, str]:
         ) from error
 
 
-def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def addon(
+    name: str, images: Mapping[str, Any], settings: Mapping[str, Any], addresses: Sequence[str] = ()
+) -> dict[str, Any]:
     """An optional add-on for its role: version, images, settings, proof, uses, and the problem with them ("" for none).
 
-    Without a name all are empty.
+    Without a name all are empty. ``addresses`` are those of the cluster's nodes.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.planner import addons
@@ -326,13 +328,14 @@ def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> 
         replaced = addons.images_of(found, images)
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
+    problem = str(addons.refusal(found, settings, addresses) or "")
     return {
         "version": found.version,
         "images": replaced,
-        "settings": addons.values_of(found, settings),
+        "settings": {} if problem else addons.values_of(found, settings),
         "proof": dict(found.proof),
         "uses": list(found.uses),
-        "problem": str(addons.refusal(found, settings) or ""),
+        "problem": problem,
     }
 
 

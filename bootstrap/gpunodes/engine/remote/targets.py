@@ -15,7 +15,7 @@ from typing import Any
 
 from gpunodes.engine.remote import openssh
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import SUDO_PASSWORDS
+from gpunodes.inventory import LOGIN_PASSWORDS, SUDO_PASSWORDS
 
 Lookup = Callable[[str, Sequence[str]], Mapping[str, Any]]
 """The options in ssh_config for a host and further ssh arguments, by the option's name in lower case."""
@@ -24,8 +24,7 @@ DEFAULT_PORT = 22
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 PYTHON = "/usr/bin/python3"
 
-PASSWORDS = ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
-"""The inventory variables for the login password."""
+PASSWORDS = LOGIN_PASSWORDS
 PORTS = ("ansible_ssh_port", "ansible_port")
 _ALIASES = {
     "host": ("ansible_ssh_host", "ansible_host"),
