@@ -60,7 +60,7 @@ class Workloads(Api):
         newest = status.get("observedGeneration") == deployment["metadata"].get("generation")
         return bool(newest and status.get("readyReplicas") and status.get("updatedReplicas"))
 
-    def pods_of(self, namespace: str, label: str) -> list[dict[str, Any]]:
+    def labelled_pods(self, namespace: str, label: str) -> list[dict[str, Any]]:
         """The pods with a label, those that are not being deleted first."""
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(label)}"
         pods: list[dict[str, Any]] = self._call("GET", path, keep=_KEEP).body["items"]
@@ -75,7 +75,7 @@ class Workloads(Api):
             # No pod may be made: a quota, or Pod Security.
             if each["type"] == "ReplicaFailure" and each["status"] == "True":
                 return line(each.get("message") or each["type"])
-        pods = self.pods_of(namespace, label)
+        pods = self.labelled_pods(namespace, label)
         if not pods:
             return "it has no pod yet"
         return self.problem_of(namespace, pods[0]) or line(
@@ -110,7 +110,7 @@ class Workloads(Api):
     def wait_gone(self, namespace: str, label: str) -> None:
         """Wait until no pod with a label is left; raises GpunodesError if one stays."""
         deadline = time.monotonic() + _GONE_S
-        while pods := self.pods_of(namespace, label):
+        while pods := self.labelled_pods(namespace, label):
             if time.monotonic() > deadline:
                 name = pods[0]["metadata"]["name"]
                 raise GpunodesError(

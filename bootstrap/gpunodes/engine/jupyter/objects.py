@@ -88,7 +88,7 @@ class Notebooks(Workloads):
 
     def pods(self, place: Place) -> list[dict[str, Any]]:
         """The pods of a notebook that are not being deleted first, the others after them."""
-        return self.pods_of(place.namespace, _label(place))
+        return self.labelled_pods(place.namespace, _label(place))
 
     def reason(self, place: Place, deployment: Mapping[str, Any]) -> str:
         """Why a notebook is not ready, as scheduler, kubelet or API server report it; on one line."""

@@ -127,7 +127,7 @@ class RegistryServer(Workloads):
 
     def pod(self) -> str:
         """The name of the pod that serves; raises GpunodesError without one."""
-        pods = self.pods_of(NAMESPACE, _LABEL)
+        pods = self.labelled_pods(NAMESPACE, _LABEL)
         if not pods:
             raise GpunodesError("the registry has no pod", "one that is ready", "run the same command again")
         return str(pods[0]["metadata"]["name"])
@@ -150,7 +150,7 @@ class RegistryServer(Workloads):
 
     def verifying(self) -> list[dict[str, Any]]:
         """The verifying pods."""
-        return self.pods_of(NAMESPACE, _VERIFYING)
+        return self.labelled_pods(NAMESPACE, _VERIFYING)
 
     def end_verifying(self) -> None:
         """Delete all verifying pods, those of an interrupted command, too."""

@@ -26,6 +26,9 @@ _RENEW_DAYS = _DAYS // 3
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{20,72}")
 """bcrypt uses 72 bytes of a password; longer ones the registry refuses."""
 _HASH = re.compile(rf"{USER}:\$2[aby]\$\d\d\$[./A-Za-z0-9]{{53}}\n")
+# As htpasswd has it (htpasswd(1), -C). The registry hashes at each request, and a pull makes many; nobody guesses 256 random
+# bits, however fast.
+_ROUNDS = 5
 # Clocks of nodes may be behind this computer's.
 _EARLIER = datetime.timedelta(hours=1)
 
@@ -67,7 +70,7 @@ def made(host: str) -> Material:
     authority, ca_key = _new_authority(_now())
     certificate, key = _issued(host, authority, ca_key)
     password = secrets.token_urlsafe(32)
-    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt()).decode("ascii")
+    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS)).decode("ascii")
     return Material(_pem(authority), _key_pem(ca_key), _pem(certificate), _key_pem(key), f"{USER}:{hashed}\n", password)
 
 

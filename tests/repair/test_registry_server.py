@@ -1,0 +1,275 @@
+"""The registry of the cluster: its objects on a real API server, and a real registry with its Secret and configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils.cluster import registry as published
+from gpunodes.ansible.module_utils.kube_api import Client as Kube
+from gpunodes.ansible.module_utils.kubeconfig import load
+from gpunodes.engine.cluster import connection
+from gpunodes.engine.cluster.registries import Registries, secret_name
+from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.registry.client import Client
+from gpunodes.engine.registry.objects import RegistryServer
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.operations.registry_server import commands, material, verify
+from gpunodes.planner import registry, registry_image, reports, storage
+
+from tests import registry as real
+
+from . import apiserver
+from .apiserver import ApiServer
+
+SETTINGS: dict[str, Any] = {
+    "gpunodes_storage": [{"name": "images", "server": "nas.example", "path": "/export", "size": "1Ti"}],
+    "gpunodes_registry_share": "",
+    "gpunodes_registry_address": "",
+    "gpunodes_registry_image": "docker.io/library/registry:3.0.0",
+    # As apiserver.running has it.
+    "gpunodes_service_subnet": "10.96.0.0/16",
+}
+REQUEST = registry.requested(SETTINGS, "")
+NAMESPACE = f"/api/v1/namespaces/{registry.NAMESPACE}"
+# The controllers that make pods of a Deployment, which Pod Security then admits, and those that bind claims and delete
+# namespaces.
+CONTROLLERS = (
+    "deployment-controller,replicaset-controller,persistentvolume-binder-controller,"
+    "persistentvolumeclaim-protection-controller,persistentvolume-protection-controller,namespace-controller,"
+    "serviceaccount-controller"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made:
+        apiserver.controllers(made, CONTROLLERS)
+        yield made
+
+
+@pytest.fixture
+def api(server: ApiServer) -> Iterator[RegistryServer]:
+    session = Session(connection.here(sys.executable, server.kubeconfig))
+    yield RegistryServer(session, patience_s=5)
+    session.close()
+
+
+def until(what: str, seen: Any, limit_s: float = 90) -> Any:
+    deadline = time.monotonic() + limit_s
+    while not (found := seen()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.3)
+    return found
+
+
+def prepared(api: RegistryServer, *, dry_run: bool = False) -> commands.Prepared:
+    return commands.prepare(api, REQUEST, dry_run=dry_run)
+
+
+def test_a_dry_run_makes_nothing(api: RegistryServer, server: ApiServer) -> None:
+    made = prepared(api, dry_run=True)
+    assert commands.deploy(api, REQUEST, made, dry_run=True) == ["Deployment registry"]
+    assert not api.has_namespace()
+    assert len(made.started.changed) == 6
+
+
+def test_the_api_server_accepts_all_and_pod_security_admits_the_pod(api: RegistryServer, server: ApiServer) -> None:
+    made = prepared(api)
+    assert len(made.started.changed) == 6
+    assert made.started.password
+    assert commands.deploy(api, REQUEST, made) == ["Deployment registry"]
+    # The controllers make the pod, so the level restricted of its namespace admits it.
+    [pod] = until("the pod is made", lambda: api.labelled_pods(registry.NAMESPACE, "app.kubernetes.io/name=registry"))
+    whole = server.call("GET", f"{NAMESPACE}/pods/{pod['metadata']['name']}")
+    assert whole["spec"]["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    labels = server.call("GET", NAMESPACE)["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert server.call("GET", f"{NAMESPACE}/services/registry")["spec"]["clusterIP"] == "10.96.0.15"
+    until(
+        "the claim is bound",
+        lambda: server.call("GET", f"{NAMESPACE}/persistentvolumeclaims/images")["status"].get("phase") == "Bound",
+    )
+
+
+def test_again_changes_nothing_and_keeps_the_password(api: RegistryServer) -> None:
+    before = api.secret()
+    made = prepared(api)
+    assert [*made.started.changed, *commands.deploy(api, REQUEST, made)] == []
+    assert (made.started.password, api.secret()) == ("", before)
+    assert [*prepared(api, dry_run=True).started.changed] == []
+
+
+def test_a_certificate_that_ends_soon_replaces_secret_and_pod(
+    api: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_now = material._now()
+    monkeypatch.setattr(material, "_now", lambda: real_now + material.datetime.timedelta(days=300))
+    before = api.deployment() or {}
+    made = prepared(api)
+    assert made.started.changed == ["Secret registry", "ConfigMap registry"]
+    assert commands.deploy(api, REQUEST, made) == ["Deployment registry"]
+    assert (api.deployment() or {})["metadata"]["generation"] > before["metadata"]["generation"]
+    assert made.started.certificate_end > real_now.timestamp() + 600 * 86400
+
+
+def test_control_planes_report_it_to_machines_that_join(api: RegistryServer, server: ApiServer) -> None:
+    config = load(str(server.kubeconfig))
+    assert config
+    found = published.published(Kube(config))
+    assert found == {"address": "10.96.0.15:5000", "ca": commands.credentials(api).ca}
+    assert reports.wrong(found, reports._CLUSTER["registry"]) == ""
+
+
+def test_status_is_read_without_the_secret(api: RegistryServer, server: ApiServer) -> None:
+    server.call("POST", "/api/v1/namespaces", {"metadata": {"name": "team"}})
+    until("the account is made", lambda: Registries(api.session).has_namespace("team"))
+    own = commands.credentials(api)
+    Registries(api.session).login("team", REQUEST.address, own.user, own.password)
+    found = commands.status_of(api)
+    assert (found.address, found.folder) == (REQUEST.address, "nas.example:/export/gpunodes-registry")
+    assert [each.namespace for each in found.logins] == ["team"]
+    assert found.problem, "nothing runs the pod here"
+
+
+def test_a_verifying_pod_is_admitted(api: RegistryServer, server: ApiServer) -> None:
+    own = commands.credentials(api)
+    until("the account is made", lambda: Registries(api.session).has_namespace(registry.NAMESPACE))
+    Registries(api.session).login(registry.NAMESPACE, REQUEST.address, own.user, own.password)
+    pod = registry.verifying_pod("verify-1", "w1", f"{REQUEST.address}/x:1", secret_name(REQUEST.address))
+    api.start(pod)
+    assert [each["metadata"]["name"] for each in api.verifying()] == ["verify-1"]
+    server.call("DELETE", f"{NAMESPACE}/pods/verify-1?gracePeriodSeconds=0")
+
+
+def test_an_address_that_a_service_has_is_refused(api: RegistryServer, server: ApiServer) -> None:
+    spec = {"clusterIP": "10.96.0.40", "ports": [{"port": 80}]}
+    server.call("POST", "/api/v1/namespaces/team/services", {"metadata": {"name": "other"}, "spec": spec})
+    for address, message in (("10.96.0.40", "already allocated"), ("10.97.0.1", "not in the valid range")):
+        # As `up` would, were there no registry yet.
+        wanted = registry.service(registry.Request(f"{address}:5000", "x", "x", "x", []))
+        wanted["metadata"]["name"] = "registry-2"
+        with pytest.raises(WrongInput, match=message):
+            api.apply(wanted, dry_run=True)
+
+
+def test_a_volume_that_another_claim_had_is_no_obstacle(api: RegistryServer) -> None:
+    from gpunodes.operations.storage.objects import Objects
+
+    assert not storage.conflicts(REQUEST.volumes, Objects(api.session).present(REQUEST.volumes))
+
+
+def test_all_is_deleted(api: RegistryServer, server: ApiServer) -> None:
+    server.call("DELETE", f"{NAMESPACE}/pods?gracePeriodSeconds=0")
+    removed = commands._stopped(api, REQUEST.address, lambda *_: None)
+    assert {each.partition(" ")[0] for each in removed} == {"Deployment", "Secret"}
+    assert api.remove() == ["Namespace gpunodes-registry", "PersistentVolume gpunodes-images.gpunodes-registry"]
+    assert not Registries(api.session).logins()
+    until("the volume is gone", lambda: not api.volumes())
+    assert not api.has_namespace()
+
+
+# The registry itself
+
+
+@pytest.fixture(scope="module")
+def own() -> material.Material:
+    return material.made(REQUEST.host)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory, own: material.Material) -> Iterator[real.Running]:
+    with real.running(tmp_path_factory.mktemp("registry"), own.data) as made:
+        yield made
+
+
+@pytest.fixture
+def client(started: real.Running, own: material.Material) -> Client:
+    return Client(REQUEST.address, started.port, own.ca, own.user, own.password)
+
+
+def test_an_image_is_pushed_and_leaves_nothing(client: Client, started: real.Running) -> None:
+    client.check()
+    with verify.pushed(client, ["amd64", "arm64", "s390x"]) as made:
+        assert sorted(made) == ["amd64", "arm64"]
+        for tag, digest in made.values():
+            assert client.digest_of(verify.IMAGES, tag, registry_image.MANIFEST) == digest
+    for tag, _ in made.values():
+        assert client.digest_of(verify.IMAGES, tag, registry_image.MANIFEST) == ""
+
+
+def test_the_registry_gives_what_was_pushed(client: Client, started: real.Running, own: material.Material) -> None:
+    image = registry_image.made("amd64", "content")
+    for blob in image.blobs:
+        client.push_blob("team/model", registry_image.digest(blob), blob)
+    client.push_manifest("team/model", "1", registry_image.MANIFEST, image.manifest)
+    answer = _get(started, own, "/v2/team/model/manifests/1", registry_image.MANIFEST)
+    assert answer == image.manifest
+    for blob in image.blobs:
+        assert _get(started, own, f"/v2/team/model/blobs/{registry_image.digest(blob)}") == blob
+
+
+def _get(started: real.Running, own: material.Material, path: str, accept: str = "*/*") -> bytes:
+    from gpunodes.engine.registry.client import _Connection
+
+    connection = _Connection(started.port, REQUEST.host, own.ca)
+    login = Client(REQUEST.address, started.port, own.ca, own.user, own.password)._login
+    connection.request("GET", path, None, {"Authorization": login, "Accept": accept})
+    try:
+        answer = connection.getresponse()
+        assert answer.status == 200
+        return answer.read()
+    finally:
+        connection.close()
+
+
+def test_nobody_else_gets_in(started: real.Running, own: material.Material) -> None:
+    other = material.made(REQUEST.host)
+    for given, message in (
+        (Client(REQUEST.address, started.port, own.ca, own.user, other.password), "401 Unauthorized"),
+        (Client(REQUEST.address, started.port, own.ca, "root", own.password), "401 Unauthorized"),
+        (Client(REQUEST.address, started.port, other.ca, own.user, own.password), "certificate verify failed"),
+        (Client("10.96.0.16:5000", started.port, own.ca, own.user, own.password), "IP address mismatch"),
+    ):
+        with pytest.raises(GpunodesError, match=message):
+            given.check()
+
+
+def test_its_probe_needs_no_login_and_its_log_has_no_secret(
+    started: real.Running, own: material.Material, client: Client
+) -> None:
+    answer = client._call("GET", "/", login=False)
+    assert answer.status == 200
+    client.check()
+    log = started.log
+    assert "authorized request" in log
+    for secret in (own.password, client._login.split()[1], own.htpasswd.strip()):
+        assert secret not in log
+    assert "error" not in [json.loads(line)["level"] for line in log.splitlines() if line.startswith("{")]
+
+
+def test_a_renewed_certificate_is_served_after_a_restart_and_images_stay(
+    tmp_path: Path, own: material.Material, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = registry_image.made("amd64", "kept")
+    with real.running(tmp_path, own.data) as first:
+        before = Client(REQUEST.address, first.port, own.ca, own.user, own.password)
+        for blob in image.blobs:
+            before.push_blob("kept", registry_image.digest(blob), blob)
+        before.push_manifest("kept", "1", registry_image.MANIFEST, image.manifest)
+    now = material._now()
+    monkeypatch.setattr(material, "_now", lambda: now - material.datetime.timedelta(days=300))
+    old = material.made(REQUEST.host)
+    monkeypatch.setattr(material, "_now", lambda: now)
+    new = material.renewed(old, REQUEST.host)
+    assert new.certificate != old.certificate
+    with real.running(tmp_path, new.data) as second:
+        # Nodes still have the CA of before.
+        after = Client(REQUEST.address, second.port, old.ca, old.user, old.password)
+        after.check()
+        assert after.digest_of("kept", "1", registry_image.MANIFEST) == image.digest
