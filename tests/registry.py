@@ -1,4 +1,7 @@
-"""The real registry of `gpunodes registry up` on loopback, with its configuration and its Secret: the lab's mirror builds it."""
+"""The real registry of `gpunodes registry up` on loopback, with its configuration and its Secret.
+
+The lab's mirror builds it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def program() -> Path:
 
 @contextlib.contextmanager
 def running(folder: Path, secret: Mapping[str, str]) -> Iterator[Running]:
-    """The registry with this content of its Secret, and the configuration of the cluster's but for its paths and port."""
+    """The registry with this content of its Secret, and the cluster's configuration but for paths and port."""
     for name in ("tls.crt", "tls.key", "htpasswd"):
         (folder / name).write_text(secret[name])
     with socket.socket() as free:

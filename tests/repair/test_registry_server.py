@@ -1,4 +1,4 @@
-"""The registry of the cluster: its objects on a real API server, and a real registry with its Secret and configuration."""
+"""The registry of the cluster: its objects on a real API server, and a real registry with its configuration."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def prepared(api: RegistryServer, *, dry_run: bool = False) -> commands.Prepared
     return commands.prepare(api, REQUEST, dry_run=dry_run)
 
 
-def test_a_dry_run_makes_nothing(api: RegistryServer, server: ApiServer) -> None:
+def test_a_dry_run_makes_nothing(api: RegistryServer) -> None:
     made = prepared(api, dry_run=True)
     assert commands.deploy(api, REQUEST, made, dry_run=True) == ["Deployment registry"]
     assert not api.has_namespace()
@@ -193,7 +193,7 @@ def client(started: real.Running, own: material.Material) -> Client:
     return Client(REQUEST.address, started.port, own.ca, own.user, own.password)
 
 
-def test_an_image_is_pushed_and_leaves_nothing(client: Client, started: real.Running) -> None:
+def test_an_image_is_pushed_and_leaves_nothing(client: Client) -> None:
     client.check()
     with verify.pushed(client, ["amd64", "arm64", "s390x"]) as made:
         assert sorted(made) == ["amd64", "arm64"]

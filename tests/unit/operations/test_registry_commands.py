@@ -24,6 +24,8 @@ from gpunodes.model import MachineResult, Outcome, RunResult
 from gpunodes.operations.registry_server import commands, verify
 from gpunodes.planner import registry, storage
 
+from tests.hostile import ATTACKS, CANARY, unprintable
+
 ADDRESS = "10.96.0.15:5000"
 NAMESPACE = "/api/v1/namespaces/gpunodes-registry"
 SHARES = [{"name": "images", "server": "nas.example", "path": "/export", "size": "1Ti"}]
@@ -66,7 +68,7 @@ class Cluster(Session):
             found = [
                 value
                 for at, value in self.objects.items()
-                if at.rsplit("/", 2)[1] == kind and (plain.count("/") < 4 or at.startswith(plain))
+                if Path(at).parent.name == kind and (plain.count("/") < 4 or at.startswith(plain))
             ]
             selector = re.search(r"labelSelector=([^&]*)", query)
             if selector:
@@ -86,7 +88,7 @@ class Cluster(Session):
         made["metadata"] |= {"uid": before["metadata"]["uid"], "resourceVersion": str(self.number), "generation": 1}
         made["metadata"].setdefault("name", at.rsplit("/", 1)[1])
         if "namespaces/" in at:
-            made["metadata"].setdefault("namespace", at.split("namespaces/")[1].split("/")[0])
+            made["metadata"].setdefault("namespace", at.partition("namespaces/")[2].partition("/")[0])
         if "stringData" in made:
             made["data"] = {
                 key: base64.b64encode(text.encode()).decode() for key, text in made.pop("stringData").items()
@@ -148,9 +150,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def gpunodes(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["gpunodes", "registry", *words])
-        main()
+        with pytest.raises(SystemExit) as ended:
+            main()
     out, err = capsys.readouterr()
     return int(ended.value.code or 0), out, err
 
@@ -230,7 +233,8 @@ def test_a_taken_address_is_refused_before_anything_depends_on_it(
     assert (out, runs.seen) == ("", [])
 
 
-def test_an_address_cannot_be_changed(cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("cluster", "runs")
+def test_an_address_cannot_be_changed(capsys: pytest.CaptureFixture[str]) -> None:
     gpunodes(capsys, "up")
     hosts = Path("inventory/hosts.yml")
     hosts.write_text(hosts.read_text().replace("{vars: {", "{vars: {gpunodes_registry_address: 10.96.0.99, "))
@@ -239,7 +243,8 @@ def test_an_address_cannot_be_changed(cluster: Cluster, runs: Runs, capsys: pyte
     assert f"the registry exists at {ADDRESS}" in err
 
 
-def test_objects_of_others_are_not_touched(cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("runs")
+def test_objects_of_others_are_not_touched(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster._kept(NAMESPACE, {"kind": "Namespace", "metadata": {}}, dry_run=False)
     for words in (("up",), ("status",), ("down", "--yes")):
         code, _, err = gpunodes(capsys, *words)
@@ -256,9 +261,8 @@ def test_nodes_that_fail_do_not_keep_the_others_from_the_registry(
     assert "/apis/apps/v1/namespaces/gpunodes-registry/deployments/registry" in cluster.objects
 
 
-def test_status_shows_who_may_pull_and_reads_no_secret(
-    cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("runs")
+def test_status_shows_who_may_pull_and_reads_no_secret(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = gpunodes(capsys, "status")
     assert (code, "the cluster has no registry" in err) == (ExitCode.WRONG_INPUT, True)
     gpunodes(capsys, "up")
@@ -312,9 +316,8 @@ def test_down_keeps_the_address_while_a_node_trusts_it(
     assert NAMESPACE not in cluster.objects
 
 
-def test_a_login_at_the_own_registry_needs_no_password(
-    cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("runs")
+def test_a_login_at_the_own_registry_needs_no_password(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     gpunodes(capsys, "up")
     cluster.account("default")
     code, out, err = gpunodes(capsys, "login", ADDRESS, "--json")
@@ -360,10 +363,32 @@ def test_only_ready_nodes_are_asked(cluster: Cluster) -> None:
     assert RegistryServer(cluster).ready_nodes() == {"a": "amd64"}
 
 
-def test_a_verifying_pod_names_the_login_of_its_namespace(cluster: Cluster) -> None:
-    pod = registry.verifying_pod("verify-1", "w1", f"{ADDRESS}/x:1", "login")
-    assert pod["spec"]["imagePullSecrets"] == [{"name": "login"}]
-    assert pod["metadata"]["namespace"] == registry.NAMESPACE
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_stands_in_the_cluster_is_shown_as_text(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], attack: str, runs: Runs
+) -> None:
+    """Its own namespace belongs to administrators, but a control plane may report anything."""
+    gpunodes(capsys, "up")
+    deployment = cluster.objects["/apis/apps/v1/namespaces/gpunodes-registry/deployments/registry"]
+    deployment["metadata"]["annotations"][registry.SHARE_NOTE] = attack
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = attack
+    conditions = [{"type": "ReplicaFailure", "status": "True", "message": attack}]
+    deployment["status"] = {"observedGeneration": 1, "conditions": conditions}
+    code, out, err = gpunodes(capsys, "status")
+    assert (code, unprintable(out + err)) == (ExitCode.FAILED, [])
+    assert CANARY not in (out + err).splitlines()
+    published = cluster.objects[f"{NAMESPACE}/configmaps/registry"]["data"]
+    runs.seen.clear()
+    for key in ("address", "ca.crt"):
+        before, published[key] = published[key], attack
+        code, out, err = gpunodes(capsys, "status")
+        assert code == ExitCode.FAILED
+        assert unprintable(out + err) == []
+        published[key] = before
+    published["address"] = attack
+    assert gpunodes(capsys, "down", "--yes")[0] == ExitCode.FAILED
+    assert gpunodes(capsys, "verify")[0] == ExitCode.FAILED
+    assert runs.seen == []
 
 
 def test_a_secret_of_another_command_is_noticed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,9 +45,8 @@ def serve(made: material.Material, ca: str, name: str, folder: Path) -> str:
     ours, theirs = socket.socketpair()
 
     def accept() -> None:
-        with ours:
-            with contextlib.suppress(OSError):
-                server.wrap_socket(ours, server_side=True).close()
+        with ours, contextlib.suppress(OSError):
+            server.wrap_socket(ours, server_side=True).close()
 
     thread = threading.Thread(target=accept, daemon=True)
     thread.start()

@@ -26,8 +26,8 @@ _RENEW_DAYS = _DAYS // 3
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{20,72}")
 """bcrypt uses 72 bytes of a password; longer ones the registry refuses."""
 _HASH = re.compile(rf"{USER}:\$2[aby]\$\d\d\$[./A-Za-z0-9]{{53}}\n")
-# As htpasswd has it (htpasswd(1), -C). The registry hashes at each request, and a pull makes many; nobody guesses 256 random
-# bits, however fast.
+# As htpasswd(1) has it. The registry hashes at each request, and a pull makes many; nobody guesses 256 random bits,
+# however fast.
 _ROUNDS = 5
 # Clocks of nodes may be behind this computer's.
 _EARLIER = datetime.timedelta(hours=1)
