@@ -18,8 +18,10 @@ from gpunodes.ansible.module_utils.host import spec
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.errors import WrongInput
 from gpunodes.planner import registry, registry_image, reports
+from gpunodes.planner.desired import Desired, desired
 
 from tests.hostile import ATTACKS, cluster_report
+from tests.stand_ins import given, gpu_machine
 
 SHARES: list[dict[str, Any]] = [
     {"name": "training", "server": "nas.example", "path": "/export/training", "size": "900Gi"},
@@ -116,6 +118,29 @@ def test_each_runtime_gets_the_file_that_it_reads() -> None:
     ]
     # containerd is restarted for no file of it.
     assert both.services == ()
+
+
+@pytest.mark.parametrize(
+    ("docker", "runtime", "folders"),
+    [
+        ("", "containerd", {"containerd"}),
+        ("docker.io", "containerd", {"containerd", "docker"}),
+        ("", "docker", {"docker"}),
+    ],
+)
+def test_a_node_of_a_cluster_with_a_registry_trusts_it(docker: str, runtime: str, folders: set[str]) -> None:
+    """Also one that joins later; people's Docker on a node as well."""
+    facts = gpu_machine(
+        {"address": "0000:3b:00.0", "vendor": "10de", "device": "2330", "class": "030200", "driver": None}
+    )
+    facts["gpu"]["runtimes"] = {docker: "26.1.5"} if docker else {}
+    published = {"address": "10.96.0.15:5000", "ca": CA}
+    made = desired(given(facts, gpunodes_runtime=runtime, registry=published))
+    assert isinstance(made, Desired), made
+    assert {each.path.split("/")[2] for each in made.wanted["registry_trust"].files} == folders
+    without = desired(given(facts, gpunodes_runtime=runtime))
+    assert isinstance(without, Desired), without
+    assert "registry_trust" not in without.wanted
 
 
 @pytest.mark.parametrize("address", ["", "../../x", "10.96.0.15", "host:5000", *ATTACKS])

@@ -10,6 +10,7 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.registries import Login, Registries
+from gpunodes.engine.cluster.workloads import line
 from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import GpunodesError, WrongInput, together
 from gpunodes.inventory import Inventory
@@ -213,8 +214,8 @@ def status_of(api: RegistryServer) -> Status:
     return Status(
         public.address,
         registry.USER,
-        str(notes.get(registry.SHARE_NOTE, "")),
-        str(containers[0].get("image", "")),
+        line(notes.get(registry.SHARE_NOTE, "")),
+        line(containers[0].get("image", "")),
         problem,
         read[1],
         logins,
