@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.registry.client import Client
 from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.lab.mirror import gobuild, pins, store
 from gpunodes.operations.registry_server import commands, material, verify
 from gpunodes.planner import registry, registry_image, reports, storage
 
@@ -272,3 +277,68 @@ def test_a_renewed_certificate_is_served_after_a_restart_and_images_stay(
         after = Client(REQUEST.address, second.port, old.ca, old.user, old.password)
         after.check()
         assert after.digest_of("kept", "1", registry_image.MANIFEST) == image.digest
+
+
+# containerd, with what nodes get
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="containerd needs root")
+def test_containerd_trusts_the_ca_of_a_node_s_files_and_no_other(tmp_path: Path) -> None:
+    """Without a restart: it reads the files at each pull. On 127.0.0.1, since nothing here has a Service's address."""
+    own, other = material.made("127.0.0.1"), material.made("127.0.0.1")
+    (tmp_path / "registry").mkdir()
+    with real.running(tmp_path / "registry", own.data) as made, containerd(tmp_path) as fetch:
+        address = f"127.0.0.1:{made.port}"
+        client = Client(address, made.port, own.ca, own.user, own.password)
+        with verify.pushed(client, ["amd64"]) as images:
+            [(tag, digest)] = images.values()
+            image, login = f"{address}/{verify.IMAGES}:{tag}", ["-u", f"{own.user}:{own.password}"]
+            write(tmp_path, address, other.ca)
+            assert "certificate signed by unknown authority" in fetch(image, *login)
+            write(tmp_path, address, own.ca)
+            assert "no basic auth credentials" in fetch(image)
+            # A CA that was replaced.
+            write(tmp_path, address, other.ca + own.ca)
+            assert digest in fetch(image, *login)
+
+
+def write(folder: Path, address: str, ca: str) -> None:
+    """The files of registry.trust below another folder than that of the machine."""
+    for each in registry.trust(address, ca, {"containerd"}).files:
+        target = Path(str(folder) + each.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(each.content.replace("/etc/containerd", f"{folder}/etc/containerd"))
+
+
+@contextlib.contextmanager
+def containerd(folder: Path) -> Iterator[Callable[..., str]]:
+    """The mirror's containerd, without what starts containers: fetches an image, and returns what ctr prints."""
+    known = pins.load()
+    with store.locked(apiserver.cache(), print):
+        go = gobuild.toolchain(apiserver.cache(), known, print)
+        programs = gobuild.programs(known.components["containerd"], go, apiserver.cache(), print)
+    # The path of a socket is short.
+    with tempfile.TemporaryDirectory() as short, (folder / "containerd.log").open("wb") as log:
+        off = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"]
+        off += ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri"]
+        (folder / "config.toml").write_text(
+            f'version = 3\nroot = "{folder}/root"\nstate = "{folder}/state"\ndisabled_plugins = {json.dumps(off)}\n'
+            f'[grpc]\naddress = "{short}/sock"\n'
+        )
+        argv = [programs / "containerd", "--config", folder / "config.toml"]
+        ctr = [programs / "ctr", "-a", f"{short}/sock"]
+
+        def fetch(image: str, *more: str) -> str:
+            options = ["--hosts-dir", f"{folder}/etc/containerd/certs.d", "--platform", "linux/amd64", *more]
+            done = subprocess.run(
+                [*ctr, "content", "fetch", *options, image], capture_output=True, text=True, check=False
+            )
+            listed = subprocess.run([*ctr, "images", "ls"], capture_output=True, text=True, check=False)
+            return done.stdout + done.stderr + listed.stdout
+
+        with subprocess.Popen(argv, stdout=log, stderr=log) as run:
+            try:
+                until("containerd responds", lambda: fetch("x").count("REF"))
+                yield fetch
+            finally:
+                run.terminate()

@@ -51,7 +51,8 @@ def reached(inventory: Inventory, port: int, report: Report) -> Iterator[tuple[t
         own = commands.credentials(api)
         pod, machine = api.pod(), control_planes.used(inventory, api.session).machine
     report(f"connecting over {machine.name}")
-    with tunnel.opened(machine, inventory.connection(machine.name), NAMESPACE, pod, PORT, port) as opened:
+    variables = inventory.connection(machine.name)
+    with tunnel.opened(machine, variables, NAMESPACE, pod, PORT, port, tunnel.REGISTRY) as opened:
         client = Client(public.address, opened.port, own.ca, own.user, own.password)
         client.check()
         yield opened, public.address, client
