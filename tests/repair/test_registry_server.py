@@ -154,7 +154,7 @@ def test_a_verifying_pod_is_admitted(api: RegistryServer, server: ApiServer) -> 
 def test_an_address_that_a_service_has_is_refused(api: RegistryServer, server: ApiServer) -> None:
     spec = {"clusterIP": "10.96.0.40", "ports": [{"port": 80}]}
     server.call("POST", "/api/v1/namespaces/team/services", {"metadata": {"name": "other"}, "spec": spec})
-    for address, message in (("10.96.0.40", "already allocated"), ("10.97.0.1", "not in the valid range")):
+    for address, message in (("10.96.0.40", "already allocated"), ("10.97.0.1", "does not match the current range")):
         # As `up` would, were there no registry yet.
         wanted = registry.service(registry.Request(f"{address}:5000", "x", "x", "x", []))
         wanted["metadata"]["name"] = "registry-2"
