@@ -75,6 +75,8 @@ class Request:
     """SERVER:PATH of the images."""
     volumes: Sequence[Mapping[str, Any]]
     """The volume and the claim of the share in the namespace of the registry."""
+    others: Sequence[str] = ()
+    """The namespaces that have claims of the share, too."""
 
     @property
     def host(self) -> str:
@@ -90,7 +92,8 @@ def requested(settings: Mapping[str, Any], own_server: str) -> Request:
     entry = _share(settings[storage.SETTING], str(settings[SHARE]))
     volumes = storage.objects([{**entry, "namespaces": [NAMESPACE]}], own_server)
     folder = f"{storage.sources(volumes)[0].rstrip('/')}/{FOLDER}"
-    return Request(f"{host}:{PORT}", str(settings[IMAGE]), str(entry["name"]), folder, volumes)
+    others = [each for each in storage.shares([entry])[0].namespaces if each != NAMESPACE]
+    return Request(f"{host}:{PORT}", str(settings[IMAGE]), str(entry["name"]), folder, volumes, others)
 
 
 def _address(given: str, subnet: str) -> str:

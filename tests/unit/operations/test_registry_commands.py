@@ -222,6 +222,17 @@ def test_without_storage_nothing_is_made(cluster: Cluster, runs: Runs, capsys: p
     assert not cluster.objects and not runs.seen  # noqa: PT018
 
 
+def test_a_share_of_its_own_has_no_other_volume(
+    cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "pods of the namespace default may mount the share images" in " ".join(gpunodes(capsys, "up")[2].split())
+    cluster.objects.clear()
+    hosts = Path("inventory/hosts.yml")
+    hosts.write_text(hosts.read_text().replace("size: 1Ti", "size: 1Ti, namespaces: []"))
+    code, _, err = gpunodes(capsys, "up")
+    assert (code, "may mount the share" in err, len(runs.seen)) == (0, False, 2)
+
+
 def test_a_taken_address_is_refused_before_anything_depends_on_it(
     cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from gpunodes.ansible.module_utils import ledger
 from gpunodes.ansible.module_utils.host import spec
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.errors import WrongInput
-from gpunodes.planner import registry, registry_image, reports
+from gpunodes.planner import registry, registry_image, reports, storage
 from gpunodes.planner.desired import Desired, desired
 
 from tests.hostile import ATTACKS, cluster_report
@@ -86,6 +86,15 @@ def test_the_share_gets_a_claim_in_the_namespace_of_the_registry() -> None:
     assert claim["metadata"]["namespace"] == registry.NAMESPACE
     assert found.folder == "10.0.0.9:/srv/images/gpunodes-registry"
     assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+def test_a_share_without_namespaces_is_for_the_registry_only() -> None:
+    alone = [{**SHARES[1], "namespaces": []}]
+    assert list(storage.problems(alone)) == []
+    assert storage.objects(alone, "10.0.0.9") == storage.claims(alone) == []
+    found = requested(storage=alone)
+    assert (found.others, len(found.volumes)) == ([], 2)
+    assert requested().others == ["default", "ml"]
 
 
 def test_the_pod_gets_neither_the_key_of_the_ca_nor_the_password() -> None:

@@ -96,6 +96,12 @@ def up(
     that the cluster contradicts, before anything is changed, and GpunodesError if it does not become ready.
     """
     request = request_of(inventory)
+    if request.others:
+        report(
+            "",
+            f"warning: pods of the namespace{'s' if len(request.others) > 1 else ''} {', '.join(request.others)} may "
+            f"mount the share {request.share}, and change the images; `namespaces: []` makes it one for the registry",
+        )
     with control_planes.connected(inventory, RegistryServer) as api:
         _check_storage(api, request, dry_run=options.dry_run)
         prepared = prepare(api, request, dry_run=options.dry_run)
@@ -268,7 +274,8 @@ def _stopped(api: RegistryServer, address: str, report: Report) -> list[str]:
 
 
 def _check_storage(api: RegistryServer, request: Request, *, dry_run: bool) -> None:
-    if not api.shares(request.share):
+    # A share for the registry alone has no other volume; if nodes cannot mount it, the wait shows why.
+    if request.others and not api.shares(request.share):
         raise WrongInput(
             f"the cluster has no volume of the share {request.share}",
             "shares that nodes can mount",
