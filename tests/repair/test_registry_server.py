@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +25,7 @@ from gpunodes.ansible.module_utils.kubeconfig import load
 from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.registries import Registries, secret_name
 from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.registry import client as client_of_registry
 from gpunodes.engine.registry.client import Client
 from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import GpunodesError, WrongInput
@@ -109,19 +115,6 @@ def test_again_changes_nothing_and_keeps_the_password(api: RegistryServer) -> No
     assert [*prepared(api, dry_run=True).started.changed] == []
 
 
-def test_a_certificate_that_ends_soon_replaces_secret_and_pod(
-    api: RegistryServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_now = material._now()
-    monkeypatch.setattr(material, "_now", lambda: real_now + material.datetime.timedelta(days=300))
-    before = api.deployment() or {}
-    made = prepared(api)
-    assert made.started.changed == ["Secret registry", "ConfigMap registry"]
-    assert commands.deploy(api, REQUEST, made) == ["Deployment registry"]
-    assert (api.deployment() or {})["metadata"]["generation"] > before["metadata"]["generation"]
-    assert made.started.certificate_end > real_now.timestamp() + 600 * 86400
-
-
 def test_control_planes_report_it_to_machines_that_join(api: RegistryServer, server: ApiServer) -> None:
     config = load(str(server.kubeconfig))
     assert config
@@ -149,6 +142,107 @@ def test_a_verifying_pod_is_admitted(api: RegistryServer, server: ApiServer) -> 
     api.start(pod)
     assert [each["metadata"]["name"] for each in api.verifying()] == ["verify-1"]
     server.call("DELETE", f"{NAMESPACE}/pods/verify-1?gracePeriodSeconds=0")
+
+
+class Kubelets:
+    """Pull and run the verifying pods as the kubelets of their nodes: with the login of the pod's Secret."""
+
+    def __init__(self, server: ApiServer, registry_port: int, ca: str) -> None:
+        self.server, self.port, self.ca = server, registry_port, ca
+        self.programs: dict[str, bytes] = {}
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.work)
+
+    def work(self) -> None:
+        selector = "labelSelector=app.kubernetes.io/name%3Dverify"
+        while not self.stop.wait(0.2):
+            for pod in self.server.call("GET", f"{NAMESPACE}/pods?{selector}")["items"]:
+                if pod["status"].get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]:
+                    self.run(pod)
+
+    def run(self, pod: dict[str, Any]) -> None:
+        image, [pull] = pod["spec"]["containers"][0]["image"], pod["spec"]["imagePullSecrets"]
+        address, _, rest = image.partition("/")
+        name, _, tag = rest.rpartition(":")
+        secret = self.server.call("GET", f"{NAMESPACE}/secrets/{pull['name']}")
+        auths = json.loads(base64.b64decode(secret["data"][".dockerconfigjson"]))["auths"]
+        login = f"Basic {auths[address]['auth']}"
+        manifest = got(self.port, self.ca, login, f"/v2/{name}/manifests/{tag}", registry_image.MANIFEST)
+        [layer] = json.loads(manifest)["layers"]
+        packed = got(self.port, self.ca, login, f"/v2/{name}/blobs/{layer['digest']}")
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            program = tar.extractfile("run")
+            assert program
+            self.programs[pod["spec"]["nodeName"]] = program.read()
+        ended = {"state": {"terminated": {"exitCode": 0}}, "name": "verify", "image": image, "ready": False}
+        ended |= {"restartCount": 0, "imageID": f"{address}/{name}@{registry_image.digest(manifest)}"}
+        status = {"status": {"phase": "Succeeded", "containerStatuses": [ended]}}
+        path = f"{NAMESPACE}/pods/{pod['metadata']['name']}/status"
+        self.server.call("PATCH", path, status, "application/merge-patch+json")
+
+
+def test_verify_from_the_push_to_the_pods_of_all_ready_nodes(
+    api: RegistryServer, server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the tunnel and the kubelets is real; those do what the real ones do with an image."""
+    for name, architecture, ready in (("w1", "amd64", "True"), ("w2", "arm64", "True"), ("w3", "amd64", "False")):
+        node = {"metadata": {"name": name}}
+        node["status"] = {
+            "nodeInfo": {"architecture": architecture},
+            "conditions": [{"type": "Ready", "status": ready}],
+        }
+        server.call("POST", "/api/v1/nodes", node)
+    [serving] = api.labelled_pods(registry.NAMESPACE, "app.kubernetes.io/name=registry")
+    ready_status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    path = f"{NAMESPACE}/pods/{serving['metadata']['name']}/status"
+    server.call("PATCH", path, {"status": ready_status}, "application/merge-patch+json")
+    until("the Deployment is ready", lambda: not api.why_not_ready(api.deployment() or {}))
+    own = commands.credentials(api)
+    seen: list[Any] = []
+    with real.running(tmp_path, own.data) as made:
+
+        @contextlib.contextmanager
+        def opened(*given: Any) -> Iterator[Any]:
+            seen.append(given)
+            yield SimpleNamespace(port=made.port)
+
+        @contextlib.contextmanager
+        def connected(_: Any, kind: Any) -> Iterator[Any]:
+            yield kind(api.session)
+
+        chosen = SimpleNamespace(machine=SimpleNamespace(name="control-1"))
+        monkeypatch.setattr(verify.tunnel, "opened", opened)
+        monkeypatch.setattr(verify.control_planes, "connected", connected)
+        monkeypatch.setattr(verify.control_planes, "used", lambda *_: chosen)
+        inventory: Any = SimpleNamespace(connection=lambda _: {})
+        kubelets = Kubelets(server, made.port, own.ca)
+        kubelets.thread.start()
+        try:
+            found = verify.run(inventory, print)
+        finally:
+            kubelets.stop.set()
+            kubelets.thread.join()
+        assert [(each.node, each.problem) for each in found] == [("w1", ""), ("w2", "")]
+        assert seen[0][2:5] == (registry.NAMESPACE, serving["metadata"]["name"], registry.PORT)
+        left = Client(REQUEST.address, made.port, own.ca, own.user, own.password)
+        for image in ("amd64", "arm64"):
+            assert kubelets.programs[{"amd64": "w1", "arm64": "w2"}[image]] == registry_image._program(image)
+        assert left.digest_of(verify.IMAGES, "x", registry_image.MANIFEST) == ""
+    assert api.verifying() == []
+    assert [each.namespace for each in commands.status_of(api).logins] == [registry.NAMESPACE, "team"]
+
+
+def test_a_certificate_that_ends_soon_replaces_secret_and_pod(
+    api: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_now = material._now()
+    monkeypatch.setattr(material, "_now", lambda: real_now + material.datetime.timedelta(days=300))
+    before = api.deployment() or {}
+    made = prepared(api)
+    assert made.started.changed == ["Secret registry", "ConfigMap registry"]
+    assert commands.deploy(api, REQUEST, made) == ["Deployment registry"]
+    assert (api.deployment() or {})["metadata"]["generation"] > before["metadata"]["generation"]
+    assert made.started.certificate_end > real_now.timestamp() + 600 * 86400
 
 
 def test_an_address_that_a_service_has_is_refused(api: RegistryServer, server: ApiServer) -> None:
@@ -219,10 +313,12 @@ def test_the_registry_gives_what_was_pushed(client: Client, started: real.Runnin
 
 
 def _get(started: real.Running, own: material.Material, path: str, accept: str = "*/*") -> bytes:
-    from gpunodes.engine.registry.client import _Connection
-
-    connection = _Connection(started.port, REQUEST.host, own.ca)
     login = Client(REQUEST.address, started.port, own.ca, own.user, own.password)._login
+    return got(started.port, own.ca, login, path, accept)
+
+
+def got(port: int, ca: str, login: str, path: str, accept: str = "*/*") -> bytes:
+    connection = client_of_registry._Connection(port, REQUEST.host, ca)
     connection.request("GET", path, None, {"Authorization": login, "Accept": accept})
     try:
         answer = connection.getresponse()

@@ -23,7 +23,7 @@ from gpunodes.planner.registry import NAMESPACE, PORT
 
 IMAGES = "gpunodes/verify"
 """The name of the images that are pushed, and deleted again."""
-_LIMIT_S = 180.0
+_LIMIT_S = 300.0
 _POLL_S = 1.0
 _PULLED = re.compile(r"sha256:[0-9a-f]{64}$")
 Report = Callable[[str], None]
