@@ -10,10 +10,12 @@ import platform
 import subprocess
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import ledger
+from gpunodes.ansible.module_utils.cluster import registry as published
 from gpunodes.ansible.module_utils.host import spec
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.errors import WrongInput
@@ -195,6 +197,27 @@ def test_a_registry_in_the_report_of_a_cluster_is_valid(published: Any) -> None:
 def test_a_registry_in_the_report_of_a_cluster_has_a_form(attack: str) -> None:
     for wrong in ({"address": attack, "ca": CA}, {"address": "10.96.0.15:5000", "ca": attack}):
         assert reports.cluster_problem(cluster_report({"control-1": 1}) | {"registry": wrong})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {"address": "10.96.0.15:5000", "ca": CA}),
+        ({"address": "registry.example:5000"}, None),
+        ({"ca.crt": CA + "{{ x }}"}, None),
+        ({"ca.crt": None}, None),
+        (None, None),
+    ],
+)
+def test_a_control_plane_reports_what_registry_up_published_and_nothing_else(change: Any, expected: Any) -> None:
+    """Otherwise the whole report of the cluster would be invalid, and with it every command."""
+    client = SimpleNamespace(find=lambda _: found)
+    labels = {"app.kubernetes.io/managed-by": "gpunodes"}
+    data = {"address": "10.96.0.15:5000", "ca.crt": CA}
+    found = None if change is None else {"metadata": {"labels": labels}, "data": {**data, **change}}
+    assert published.published(client) == expected  # type: ignore[arg-type]  # as the module's client
+    found = {"metadata": {}, "data": data}
+    assert published.published(client) is None  # type: ignore[arg-type]  # as above
 
 
 def test_the_image_that_verifies_is_complete_and_each_time_another_one() -> None:

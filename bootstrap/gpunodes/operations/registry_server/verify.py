@@ -66,6 +66,8 @@ def run(inventory: Inventory, report: Report) -> list[Pulled]:
     ):
         own = commands.credentials(api)
         nodes = api.ready_nodes()
+        if not nodes:
+            raise GpunodesError("no node is ready", "nodes that pull from the registry", "see `gpunodes status`")
         Registries(api.session).login(NAMESPACE, address, own.user, own.password)
         api.end_verifying()
         report("pushing an image")
