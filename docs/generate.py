@@ -345,6 +345,7 @@ def images_table() -> str:
     plugin = requested["gpunodes_device_plugin_image"]
     lines.append(f"| `{plugin}` | GPU machines: the device plugin, and the check that pods get GPUs |")
     lines.append(f"| `{requested['gpunodes_jupyter_image']}` | notebooks |")
+    lines.append(f"| `{requested['gpunodes_registry_image']}` | the registry of the cluster |")
     lines.append(f"| `{requested['gpunodes_autoscaler_image']}` | pools that scale: the autoscaler |")
     spare = yaml.safe_load((ROOT / "roles" / "autoscaler" / "defaults" / "main.yml").read_text(encoding="utf-8"))
     lines.append(f"| `{spare['autoscaler_spare_image']}` | pools that scale: pods that keep spare machines on |")

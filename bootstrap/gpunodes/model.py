@@ -76,6 +76,8 @@ class Only(StrEnum):
     """Workers, if pools scale."""
     STORAGE = "storage"
     """Machines with gpunodes_storage."""
+    REGISTRY = "registry"
+    """Machines of a cluster with a registry of `gpunodes registry up`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,12 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         "a list of names of users, such as [alice]",
         _each(r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}\$?"),
     ),
+    (
+        "gpunodes_registry_address",
+        "an IPv4 address of Services that no Service has, such as 10.96.0.15",
+        _text(r"(\d{1,3}(\.\d{1,3}){3})?"),
+    ),
+    ("gpunodes_registry_share", "the name of a share of gpunodes_storage", _text(r"[a-z0-9-]{0,63}")),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
     (
         "gpunodes_monitoring_retention",

@@ -32,7 +32,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "adopt": "Compare a cluster that kubeadm made with one of gpunodes, and write its inventory.",
         "status": "Show the nodes of the cluster and their states.",
         "kubeconfig": "Fetch the administrator's kubeconfig, or make one for a person.",
-        "registry": "Log pods in at private image registries.",
+        "registry": "Run a registry in the cluster; log pods in at private image registries.",
         "report": "Write one page about the whole cluster: machines, versions, conflicts, health, repairs.",
         "dashboard": "Open the dashboard of the cluster in a browser, over SSH.",
         "etcd": "Back up and restore the cluster's state.",

@@ -26,6 +26,7 @@ from gpunodes.planner import (
     pools,
     proxies,
     registration,
+    registry,
     runtime_versions,
     scaled_pools,
     storage,
@@ -89,6 +90,8 @@ class Given:
     """The exact Kubernetes version that replaces the machine's present one; "" keeps that."""
     replaces_runtime: bool = False
     """Whether other versions of the container runtime and the container toolkit are replaced; a node keeps its own."""
+    registry: Mapping[str, str] = field(default_factory=dict)
+    """``address`` and ``ca`` of the cluster's registry, {} for none."""
 
     @property
     def is_gpu_host(self) -> bool:
@@ -347,6 +350,9 @@ def _node_wanted(
         found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
     elif for_people:
         found["docker"] = Spec(members={"docker": _users(given)})
+    if given.registry:
+        runtimes = {_DOCKER} if with_docker else {"containerd", _DOCKER} if for_people else {"containerd"}
+        found["registry_trust"] = registry.trust(given.registry["address"], given.registry["ca"], runtimes)
     return found
 
 

@@ -131,7 +131,8 @@ def _problems_of(entry: Mapping[str, Any], which: str) -> Iterator[tuple[str, st
         ("namespaces", _NAME, "a list of different namespaces, such as [default]"),
     ):
         listed = entry.get(key, ["default"])
-        right = isinstance(listed, list) and listed and all(pattern.fullmatch(str(each)) for each in listed)
+        filled = listed or key == "namespaces"
+        right = isinstance(listed, list) and filled and all(pattern.fullmatch(str(each)) for each in listed)
         if not right or _repeated(list(map(str, listed))):
             yield f"has {key} {listed!r} in {which}", wanted
 
@@ -151,7 +152,7 @@ def shares(value: Any) -> tuple[Share, ...]:
             str(each["path"]),
             str(each["size"]),
             tuple(map(str, each.get("options") or DEFAULT_OPTIONS)),
-            tuple(map(str, each.get("namespaces") or ("default",))),
+            tuple(map(str, each.get("namespaces", ("default",)))),
         )
         for each in value
     )

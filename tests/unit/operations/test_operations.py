@@ -115,11 +115,25 @@ def test_a_handled_failure_does_not_count() -> None:
     [
         ([], None, []),
         (["node"], None, ["node"]),
-        ([], "kubernetes", ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd"]),
+        (
+            [],
+            "kubernetes",
+            ["preflight", "node", "nfs_client", "containerd", "docker", "registry_trust", "cri_dockerd"],
+        ),
         (
             ["ready"],
             "docker_images",
-            ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd", "kubernetes", "ready"],
+            [
+                "preflight",
+                "node",
+                "nfs_client",
+                "containerd",
+                "docker",
+                "registry_trust",
+                "cri_dockerd",
+                "kubernetes",
+                "ready",
+            ],
         ),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_right_setting_has_no_problem() -> None:
         ([{**GIVEN, "options": "hard"}], "has options 'hard'"),
         ([{**GIVEN, "options": ["hard;reboot"]}], "has options"),
         ([{**GIVEN, "namespaces": ["a", "a"]}], "has namespaces"),
-        ([{**GIVEN, "namespaces": []}], "has namespaces"),
+        ([{**GIVEN, "namespaces": "ml"}], "has namespaces"),
         ([GIVEN, {**GIVEN, "path": "/other"}], "has several shares named training"),
         ([OWN, {**OWN, "name": "other"}], "has several shares that serve /srv/scratch"),
     ],

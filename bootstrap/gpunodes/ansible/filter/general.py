@@ -102,6 +102,13 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     return document
 
 
+def registry_distrust(address: str) -> dict[str, Any]:
+    """The desired state for the module host without the CA of the registry at an address; {} for none."""
+    from gpunodes.planner.registry import distrust
+
+    return dataclasses.asdict(distrust(address)) if address else {}
+
+
 def upgrade_images(version: str, control_plane: bool) -> list[str]:
     """The images of an exact Kubernetes version that a machine fetches before it is drained."""
     from gpunodes.planner.upgrade import images
@@ -361,6 +368,7 @@ class FilterModule:
             "proxies": proxies,
             "proxy_credentials": proxy_credentials,
             "registries": registries,
+            "registry_distrust": registry_distrust,
             "runtime_wanted": runtime_wanted,
             "sanitizes_output": sanitizes_output,
             "upgrade_images": upgrade_images,

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import causes, certificates, devices, kube_api, kubeconfig, pools, registration
 from ..kube_api import ApiError, Client
+from . import registry
 
 READY_BOOT = "gpunodes.dev/ready-boot"
 """Node annotation: the machine's boot id when it was verified as ready."""
@@ -49,6 +50,7 @@ def info(required: bool) -> dict[str, Any] | None:
         "leader_election": _has_leader_election(client.find(f"{kube_api.SYSTEM}/configmaps/kubeadm-config")),
         "ca_hash": config.ca_hash,
         "nodes": [describe(node, pods) for node in nodes],
+        "registry": registry.published(client),
         # Of this machine; every command can warn of certificates that end.
         "certificates": certificates.report(),
     }
