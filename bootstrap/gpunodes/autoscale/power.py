@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,8 @@ from gpunodes.engine import power as powers
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.power import Order, PowerProblem, PowerState, kinds
+from gpunodes.engine.remote.openssh import Rules
+from gpunodes.engine.remote.targets import Target
 from gpunodes.errors import GpunodesError
 from gpunodes.identity.values import macs
 
@@ -63,7 +66,8 @@ class BmcMachines:
         self._passwords = passwords
         self._leases = leases
         self._shutdown_s = shutdown_s
-        self._authorities: dict[str, str] = {}
+        self._mutex = threading.Lock()
+        self._files: dict[str, str] = {}
 
     def state(self, name: str) -> PowerState:
         """As ``PoweredMachines`` has it."""
@@ -102,7 +106,29 @@ class BmcMachines:
         machine = self.plan.machines[name]
         if _is_woken(machine):
             return self._woken(machine)
-        return MachineControl(name, "", self._settings(name, machine.bmc), 0.0, machine.identity).own_power()
+        given = self._settings(name, machine.bmc)
+        return MachineControl(name, "", given, 0.0, machine.identity, jump=self._hops(machine)).own_power()
+
+    def _hops(self, machine: PlannedMachine) -> tuple[Target, ...]:
+        """The jump hosts before a BMC; their keys must be those of the plan."""
+        jump = self.plan.jumps.get(machine.bmc.get("gpunodes_bmc_jump", ""))
+        if jump is None:
+            return ()
+        rules = Rules(files=(self._file(jump.known_hosts),), strict=True)
+        key = (str(self._passwords / jump.key),)
+        return tuple(
+            Target(
+                f"jump host {hop.address}",
+                hop.address,
+                hop.port,
+                hop.user,
+                key,
+                host_key_alias=hop.name,
+                identities_only=True,
+                rules=rules,
+            )
+            for hop in jump.hops
+        )
 
     def _woken(self, machine: PlannedMachine) -> powers.Power:
         """A machine without a BMC; its MAC address must be one that it reported, where it reported any."""
@@ -123,20 +149,21 @@ class BmcMachines:
         # Read each time: the kubelet replaces the file when a password was changed.
         file = self._passwords / name
         if text := self.plan.authorities.get(given.get("gpunodes_bmc_verify", "")):
-            given = {**given, "gpunodes_bmc_verify": self._authority(text)}
+            given = {**given, "gpunodes_bmc_verify": self._file(text)}
         return {
             **given,
             "gpunodes_bmc_password": file.read_text(encoding="utf-8").rstrip("\n") if file.is_file() else "",
         }
 
-    def _authority(self, text: str) -> str:
-        """The path of a file with a CA: sushy takes no text."""
-        if text not in self._authorities:
-            descriptor, path = tempfile.mkstemp(suffix=".pem")
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(text)
-            self._authorities[text] = path
-        return self._authorities[text]
+    def _file(self, text: str) -> str:
+        """The path of a file with a CA, or with known hosts: they are used by their paths."""
+        with self._mutex:
+            if text not in self._files:
+                descriptor, path = tempfile.mkstemp()
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                self._files[text] = path
+            return self._files[text]
 
     def _is_shut_down(self, name: str, bmc: powers.Power) -> bool:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""

@@ -76,7 +76,8 @@ class MachineControl:
 
     ``known`` is the hardware identity that the machine reported last: the BMC must not belong to another machine.
     ``named``: the user named the machine on the command line. Then a BMC whose identity cannot be verified is used,
-    and ``report`` is called with a message.
+    and ``report`` is called with a message. ``jump`` are the jump hosts of its BMC, where they are not to be read from
+    settings.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class MachineControl:
         *,
         named: bool = False,
         report: Callable[[str], None] = lambda _: None,
+        jump: tuple[targets.Target, ...] | None = None,
     ) -> None:
         self.name = name
+        self._jump = jump
         self._known = known or MachineIdentity(name)
         self._named = named
         self._report = report
@@ -189,7 +192,7 @@ class MachineControl:
     def power(self) -> powers.Power | None:
         """The BMC; None when none is configured. Raises WrongInput for invalid settings."""
         port = targets.first(self._variables, targets.PORTS) or targets.DEFAULT_PORT
-        access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs)
+        access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs, self._jump)
         return kinds.connect(self.name, access) if access else None
 
     def reset(self) -> None:
@@ -245,6 +248,7 @@ class MachineControl:
             self._known,
             named=self._named,
             report=self._report,
+            jump=self._jump,
         )
 
     def compare(self, bmc: powers.Power) -> BmcMatch | None:
