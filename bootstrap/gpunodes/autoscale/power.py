@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from gpunodes import settings
 from gpunodes.autoscale.plan import Plan, PlannedMachine
+from gpunodes.autoscale.state import Kubelet
 from gpunodes.engine import power as powers
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import MachineControl
@@ -23,6 +25,7 @@ from gpunodes.identity.values import macs
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
 _POLL_S = 5.0
+_CONNECT_S = 5.0
 KUBELET = 10250
 """The port of the kubelet, which control planes reach on each node: a machine that is on responds there in any way."""
 
@@ -39,6 +42,9 @@ class PoweredMachines(Protocol):
 
     def state(self, name: str) -> PowerState:
         """The power state of a machine."""
+
+    def kubelet(self, name: str) -> Kubelet:
+        """Whether the kubelet of a machine listens."""
 
     def switch_on(self, name: str, *, again: bool) -> None:
         """Switch a machine on, and see that it is; raises AlreadyOn if it is, unless the order is given ``again``."""
@@ -72,6 +78,16 @@ class BmcMachines:
     def state(self, name: str) -> PowerState:
         """As ``PoweredMachines`` has it."""
         return self._bmc(name).state()
+
+    def kubelet(self, name: str) -> Kubelet:
+        """As ``PoweredMachines`` has it."""
+        try:
+            socket.create_connection((self.plan.machines[name].address, KUBELET), _CONNECT_S).close()
+        except ConnectionError:
+            return Kubelet.DOWN
+        except OSError:
+            return Kubelet.SILENT
+        return Kubelet.RUNS
 
     def switch_on(self, name: str, *, again: bool) -> None:
         """As ``PoweredMachines`` has it."""
