@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ _BOOT = ("cat", "/proc/sys/kernel/random/boot_id", "/proc/uptime")
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BANNER_BYTES = 1 << 16
 """Maximum size of a login shell's banner; it is added to the limit for the output."""
+# The files that kubeadm and the kubelet write (kubernetes.io, "kubeadm join"; "TLS bootstrapping").
+_MEMBERSHIP = (
+    "[ -s /etc/kubernetes/kubelet.conf ] && [ -s /var/lib/kubelet/config.yaml ] || { echo none; exit; }; "
+    "pem=/var/lib/kubelet/pki/kubelet-client-current.pem; "
+    "if command -v openssl >/dev/null && [ -s $pem ] && ! openssl x509 -noout -checkend 0 -in $pem >/dev/null; "
+    "then echo ended; else echo member; fi"
+)
 # journalctl or else dmesg, whichever works; the newest lines are kept.
 _KERNEL_LOG = (
     "{ timeout 20 journalctl -q -k -b --no-pager -o short-monotonic 2>/dev/null | grep . || timeout 10 dmesg; } "
@@ -69,6 +77,19 @@ class StepResult:
     message: str = ""
     armed: tuple[str, ...] = ()
     """The next steps, which a process on the machine runs later if the machine is still up."""
+
+
+class Membership(StrEnum):
+    """What the files of a machine say of its kubelet."""
+
+    NONE = "none"
+    """It joined no cluster."""
+    MEMBER = "member"
+    """It registers a node when it starts."""
+    ENDED = "ended"
+    """The same, but its certificate has ended: it does not start."""
+    UNKNOWN = "unknown"
+    """The machine did not respond."""
 
 
 class MachineControl:
@@ -179,6 +200,18 @@ class MachineControl:
             deadline_s=_STEP_S,
             max_bytes=_BANNER_BYTES,
         )
+
+    def membership(self) -> Membership:
+        """Whether its kubelet has joined a cluster, as its files say."""
+        result = shell.run(
+            self._address,
+            self._variables,
+            commands.remote(["sh", "-c", _MEMBERSHIP], self._variables),
+            deadline_s=_STEP_S,
+            max_bytes=_BANNER_BYTES,
+        )
+        text = (answers.unframed(result.out) or b"").decode("ascii", "replace").strip()
+        return Membership(text) if result.ok and text in set(Membership) else Membership.UNKNOWN
 
     def has_power(self) -> bool:
         """Whether a BMC is configured that can switch the machine off."""
