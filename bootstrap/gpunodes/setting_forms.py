@@ -92,6 +92,7 @@ def _exceptions(value: Any) -> bool:
 
 
 _URL = r"https?://[^\s/]+\S*"
+_HOP = r"([A-Za-z0-9_][A-Za-z0-9._-]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:]+\])(:\d{1,5})?"
 _LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _TARGET = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?:[1-9]\d{0,4}"
@@ -262,6 +263,11 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         # Without quotes YAML reads one that has only digits as a number to the base 60.
         'a MAC address in quotes, such as "52:54:00:12:34:56"',
         _text(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}"),
+    ),
+    (
+        "gpunodes_bmc_jump",
+        "USER@HOST, USER@HOST:PORT, or a host of ssh_config; several with commas",
+        _text(rf"({_HOP}(,{_HOP})*)?"),
     ),
     ("gpunodes_repair_guard_*", "a number, 1 or more", _number(1)),
     ("gpunodes_repair_evidence_*", "a number, 0 or more", _number(0)),

@@ -29,7 +29,10 @@ _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
     help="For off: drain the node and shut the system down first. The node is in maintenance until on --wait.",
 )
 @click.option(
-    "--wait", is_flag=True, help="For on: wait until the node is ready with its GPUs, then end that maintenance."
+    "--wait",
+    is_flag=True,
+    help="For on: wait until the node is ready with its GPUs, then end that maintenance. A machine that never joined: "
+    "wait until it responds over SSH.",
 )
 @click.option(
     "--bmc",
@@ -104,6 +107,9 @@ def command(
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:
         terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
+        if done.waited:
+            what = {"node": "its node is ready", "ssh": "it responds over SSH, and no node was waited for"}
+            terminal.line(f"{done.machine}: {what[done.waited]}")
         if done.identities:
             whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
             terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")

@@ -52,6 +52,8 @@ class PowerResult:
     """Whether the BMC is the machine's own; None if unknown, and after other actions than status."""
     identities: str = ""
     """Why: the hardware identities that the machine and its BMC report."""
+    waited: str = ""
+    """With --wait: ``node`` if its node is ready, ``ssh`` if only its system was waited for; else ""."""
 
 
 def power(

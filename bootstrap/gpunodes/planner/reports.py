@@ -141,6 +141,7 @@ _MACHINE = {
         "unfinished": Optional(bool),
         "before": Optional(_NUMBERS),
         "etcd": Optional(bool),
+        "ended": Optional(bool),
     },
     "ledger": bool,
     **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
