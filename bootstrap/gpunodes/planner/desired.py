@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.ansible.module_utils.host.spec import Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
@@ -85,6 +86,8 @@ class Given:
     """Whether the machine is the first control plane of the inventory."""
     api_check: str = ""
     """The source of keepalived's check of the API server."""
+    mig_program: str = ""
+    """The source of the program that makes MIG instances."""
     target: str = ""
     """The exact Kubernetes version that replaces the machine's present one; "" keeps that."""
     replaces_runtime: bool = False
@@ -109,6 +112,8 @@ class GpuState:
     """Labels of the node that are known without a driver."""
     wanted: Mapping[str, Spec]
     """The desired state for the module host, by role."""
+    mig: Mapping[str, int]
+    """The MIG instances of each GPU, by profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,8 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         if given.is_gpu_host
         else _node_wanted(given, plan, version, runtime, socket, images, address)
     )
-    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
+    toolkit_runtimes = _toolkit_runtimes(given, runtime)
+    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, toolkit_runtimes, given.mig_program)
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
@@ -184,6 +190,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
             services=gpu_software.services(plan),
             labels=plan.labels,
             wanted=_completed(given, of_gpu, through),
+            mig={} if plan.expected else devices.layout(plan.sharing),
         ),
         labels=_labels(given),
         taints=gpu.taints(given.settings, plan),

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gates, gpu_sharing, systems, tables
+from gpunodes.planner import gates, gpu_mig, gpu_sharing, systems, tables
 from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner.gpu_case import (
@@ -239,6 +239,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         software.headers(case, signed=False)
         return Plan(case.machine)
     _warn_of_unknown(case, branch, flavour)
+    gpu_mig.judge(case, branch)
     packages = [
         *software.headers(case, signed=offer["signed"]),
         *software.driver(case, offer, branch, flavour),

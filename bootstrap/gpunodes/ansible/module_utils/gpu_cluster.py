@@ -29,6 +29,8 @@ class _Watch:
     gpus: int
     levels: list[Level]
     offered: dict[str, int] = field(default_factory=dict)
+    layout: dict[str, int] = field(default_factory=dict)
+    """The MIG instances of each GPU, by the node's label."""
     boot_id: str = ""
     reason: str = ""
     job: str = ""
@@ -84,16 +86,26 @@ def _check_kubelet(client: Client, watch: _Watch) -> None:
         watch.reason = "it is not a node of the cluster"
         return
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
+    label = (node["metadata"].get("labels") or {}).get(devices.SHARING, "")
+    watch.layout = devices.layout(label)
     # Sharing and slicing offer more resources than GPUs. gpu_verify checks each GPU on the machine.
     watch.offered = devices.counts(node["status"].get("allocatable", {}))
     message = f"allocatable {_formatted(watch.offered)}"
-    if sum(watch.offered.values()) >= watch.gpus:
+    if _is_enough(watch, label):
         watch.levels.append(Level("kubelet", "ok", message))
         return
     pods = on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
     problems = [problem for problem in map(pod_problem, pods) if problem]
     plugin = problems[0] if problems else "" if pods else "no pod of the device plugin runs on it"
     watch.reason = message + (f"; {plugin}" if plugin else "")
+
+
+def _is_enough(watch: _Watch, label: str) -> bool:
+    """Whether a node offers all GPUs; of MIG instances exactly those of the layout, by their names."""
+    if not watch.layout:
+        return sum(watch.offered.values()) >= watch.gpus
+    wanted = devices.offered(label, watch.gpus // sum(watch.layout.values()))
+    return wanted == {name: count for name, count in watch.offered.items() if count}
 
 
 def _formatted(offered: Mapping[str, int]) -> str:
@@ -135,14 +147,15 @@ def _check_job(client: Client, watch: _Watch) -> None:
         return
     message = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
     # nvidia-smi lists slices below their GPU, with separate identities (MIG-...).
-    listed = re.findall(r"UUID: (GPU-\S+?)\)", message)
+    kind, what = ("MIG", "MIG instance") if watch.layout else ("GPU", "GPU")
+    listed = re.findall(rf"UUID: ({kind}-\S+?)\)", message)
     if phase == "Succeeded" and len(listed) == 1:
-        watch.levels.append(Level("pod", "ok", f"a job that requested one GPU got {listed[0]}"))
+        watch.levels.append(Level("pod", "ok", f"a job that requested one {what} got {listed[0]}"))
         _record(client, watch)
         return
-    fact = f"the job's nvidia-smi listed {len(listed)} GPUs" if phase == "Succeeded" else pod_problem(pod)
+    fact = f"the job's nvidia-smi listed {len(listed)} {what}s" if phase == "Succeeded" else pod_problem(pod)
     remedy = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
-    watch.levels.append(Level("pod", "failed", fact or message.strip()[-200:], "one GPU", remedy))
+    watch.levels.append(Level("pod", "failed", fact or message.strip()[-200:], f"one {what}", remedy))
     watch.done = True
 
 
@@ -156,9 +169,11 @@ def _record(client: Client, watch: _Watch) -> None:
 def _give_up(client: Client, watch: _Watch, limit_s: float) -> None:
     logs = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
     if not watch.levels:
-        watch.levels.append(
-            Level("kubelet", "failed", f"{watch.reason}, after {limit_s:.0f} s", f"{devices.GPU}: {watch.gpus}", logs)
-        )
+        wanted = f"{devices.GPU}: {watch.gpus}"
+        if watch.layout:
+            each = ", ".join(f"{count} x {name}" for name, count in watch.layout.items())
+            wanted = f"{watch.gpus} MIG instances ({each} of each GPU)"
+        watch.levels.append(Level("kubelet", "failed", f"{watch.reason}, after {limit_s:.0f} s", wanted, logs))
         return
     for event in _events(client, watch.job):
         watch.reason = event
