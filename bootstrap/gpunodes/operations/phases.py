@@ -93,7 +93,9 @@ STARTED = Phase(
     "Remove the taint with which nodes of pools that scale register.",
     only=(Only.SCALING,),
 )
-GPU_IDLE = Phase("gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs of the node.")
+GPU_IDLE = Phase(
+    "gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs that are to be served otherwise, or removed."
+)
 GPU_REMOVE = Phase(
     "gpu_remove",
     "Remove the GPU software",

@@ -20,6 +20,7 @@ from gpunodes.planner import (
     endpoint,
     firewall,
     gpu,
+    gpu_serving,
     gpu_software,
     node_address,
     node_software,
@@ -155,13 +156,14 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     address = _address(given)
     keepalived = {} if isinstance(address, Problem) else _endpoint(given, address)
     scales = _scales(given)
-    conflict = registration.conflict(given.machine, given.node) if scales else None
+    conflict = _scaling_conflict(given) if scales else None
     if not isinstance(plan, Plan) or isinstance(address, Problem) or isinstance(keepalived, Problem) or conflict:
         others = [each for each in (address, keepalived, conflict) if isinstance(each, Problem)]
         return (*(() if isinstance(plan, Plan) else plan), *others)
     runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
     of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
+    of_gpus += [str(given.settings["gpunodes_dra_driver_image"])] if plan.serving else []
     of_nodes = [
         node_software.sandbox(versions.minor_of(version)),
         *given.images,
@@ -271,6 +273,11 @@ def _scales(given: Given) -> bool:
     """Whether the machine is switched on and off as pods need it; control planes and GPU hosts never are."""
     stays = CONTROL_PLANE in given.groups or given.is_gpu_host
     return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pools.pool(given.settings, given.groups))
+
+
+def _scaling_conflict(given: Given) -> Problem | None:
+    """Why a machine cannot belong to a pool that scales."""
+    return registration.conflict(given.machine, given.node) or gpu_serving.conflict(given.machine, given.settings)
 
 
 def _registration(given: Given, plan: Plan) -> dict[str, Spec]:

@@ -120,6 +120,8 @@ def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.gpus:
         if plan.sharing:
             yield "sharing", _shares(len(plan.gpus), plan.sharing)
+        if plan.serving:
+            yield "serving", "dynamic resource allocation: pods claim the DeviceClass gpu.nvidia.com"
         yield "nouveau", "disabled" if plan.blacklist_nouveau else "not present"
         yield "reboot", plan.reboot_needed or "no"
         yield "labels", ", ".join(f"{name}={value}" for name, value in plan.labels.items())

@@ -9,6 +9,10 @@ from typing import Any
 GPU = "nvidia.com/gpu"
 SHARING = "gpunodes.dev/sharing"
 """Node label: how pods share the node's GPUs, such as time-slicing-4, by gpunodes_gpu_sharing."""
+SERVING = "gpunodes.dev/serving"
+"""Node label: what serves the node's GPUs, by gpunodes_gpu_serving; without it the device plugin does."""
+DRA = "dra"
+"""The value of this label, and of the setting, for dynamic resource allocation."""
 MODES = ("time-slicing", "mps")
 """How pods share a GPU: in turns, or at the same time with a part of its memory each (CUDA MPS)."""
 MIG = "mig"
