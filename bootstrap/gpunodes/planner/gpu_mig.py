@@ -40,7 +40,7 @@ def _judge(case: Case, gpu: Gpu, layout: Mapping[str, int], branch: str) -> None
     if card is None:
         case.refuse(
             f"{gpu.product} has no MIG profiles in the table, and {text(layout)} is requested",
-            f"a card of {_source()}: {', '.join(row['name'] for row in tables.read('mig')['card'])}",
+            f"one of {', '.join(row['name'] for row in tables.read('mig')['card'])} ({_source()})",
             "remove gpunodes_gpu_sharing from this pool, or put the machine into another pool",
         )
         return

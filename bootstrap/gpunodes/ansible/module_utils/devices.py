@@ -54,16 +54,14 @@ def requested_sharing(value: object) -> str | None:
     count = value.get("replicas")
     if set(value) != {"mode", "replicas"} or value["mode"] not in MODES:
         return None
-    return f"{value['mode']}-{count}" if _is_number(count) and LEAST <= count <= MOST else None
+    return f"{value['mode']}-{count}" if isinstance(count, int) and LEAST <= count <= MOST else None
 
 
 def _requested_mig(value: Mapping[str, Any]) -> str | None:
     profiles = value.get("profiles")
     if set(value) != {"mode", "profiles"} or not isinstance(profiles, Mapping) or not profiles:
         return None
-    if not all(
-        re.fullmatch(_PROFILE, str(name)) and _is_number(count) and count > 0 for name, count in profiles.items()
-    ):
+    if not all(re.fullmatch(_PROFILE, str(name)) and _is_positive(count) for name, count in profiles.items()):
         return None
     # The largest first: the driver then finds a place for each of them.
     ordered = sorted(profiles, key=lambda name: [-int(number) for number in re.findall("[0-9]+", name)])
@@ -71,8 +69,8 @@ def _requested_mig(value: Mapping[str, Any]) -> str | None:
     return f"{MIG}{found}" if sum(profiles.values()) <= _INSTANCES else None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def layout(label: object) -> dict[str, int]:
