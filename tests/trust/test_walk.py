@@ -491,6 +491,38 @@ def test_a_stand_in_machine_that_asks_for_a_reboot(
     assert ("would reboot the control node" if allowed else "a reboot is required") in output
 
 
+@pytest.mark.parametrize(("name", "reason"), [("worker-1", "a reboot is required"), ("worker-2", "takes pods")])
+def test_the_gpus_of_a_stand_in_machine_are_sliced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    """Of a node only while it is drained."""
+    sharing = {"mode": "mig", "profiles": {"1g.10gb": 7}}
+    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_sharing=sharing)
+    sliced = {**answers(name)["host"], "differs": True, "reboot": "".join(ATTACKS)}
+    fleet.answer(name, "gpu_mig", sliced)
+    own = report(name)
+    own["gpu"]["functions"][0]["device"] = "2330"
+    fleet.answer(name, "host_facts", {"host_facts": own})
+    output = playbook(fleet, "join.yml", "--limit", name)
+    check(fleet, output)
+    assert reason in output, output
+    assert fleet.asked.count(f"{name}/gpu_mig") == (2 if name == "worker-1" else 1)
+
+
+def test_pods_leave_before_another_program_serves_the_gpus_of_a_stand_in_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_serving="dra")
+    made = cluster()
+    for node in made["nodes"]:
+        node["gpus"] = 1
+    fleet.answer("control-1", "cluster_info", {"cluster": made})
+    output = playbook(fleet, "join.yml", "--limit", "worker-2")
+    check(fleet, output)
+    assert fleet.asked.count("control-1/gpu_idle") == 1, output
+    assert "control-1/kube_objects" in fleet.asked
+
+
 @pytest.mark.parametrize("name", ["facts.yml", "gpu_verify.yml", "health.yml", "join.yml", "remove.yml", "status.yml"])
 def test_a_playbook_with_stand_in_machines_whose_every_string_is_hostile(fleet: Machines, name: str) -> None:
     check(odd(fleet), playbook(fleet, name))

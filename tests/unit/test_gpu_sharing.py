@@ -100,7 +100,8 @@ def test_every_node_with_gpus_has_one_plugin() -> None:
     (term,) = plugins["nvidia-device-plugin-daemonset"]["affinity"]["nodeAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]["nodeSelectorTerms"]
-    assert term == {"matchExpressions": [{"key": devices.SHARING, "operator": "DoesNotExist"}]}
+    without = [{"key": key, "operator": "DoesNotExist"} for key in (devices.SHARING, devices.SERVING)]
+    assert term == {"matchExpressions": without}
     for count in (2, 4):
         name = f"time-slicing-{count}"
         plugin = plugins[f"nvidia-device-plugin-{name}"]

@@ -148,6 +148,8 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         *(("cluster", word) for word in ("loop", "loop_control", "ansible.builtin.include_tasks")),
         ("cluster", "ansible.builtin.import_tasks"),
         ("gpu_driver", "ansible.builtin.reboot"),
+        # What a change of a node needs first; the text of the reboot is not of the machine.
+        *(("gpu_mig", f"ansible.builtin.{word}") for word in ("import_tasks", "reboot")),
         # Their stages are files of theirs, imported when the playbook is read, and selected by tags.
         *((role, word) for role in ("gpu_upgrade", "os_upgrade") for word in ("ansible.builtin.import_tasks", "tags")),
         *(("runtime_upgrade", word) for word in ("ansible.builtin.import_tasks", "tags")),
@@ -194,7 +196,11 @@ def test_a_reboot_announces_itself_in_constant_words() -> None:
         for task in tasks(yaml.safe_load(path.read_text()))
         if "ansible.builtin.reboot" in task
     ]
-    assert set(messages) == {"gpunodes: the driver needs a reboot", "gpunodes: upgrades need a reboot"}
+    assert set(messages) == {
+        "gpunodes: the driver needs a reboot",
+        "gpunodes: the MIG mode needs a reboot",
+        "gpunodes: upgrades need a reboot",
+    }
 
 
 def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:

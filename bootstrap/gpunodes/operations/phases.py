@@ -66,6 +66,12 @@ CUDA = Phase(
     "CUDA toolkits and cuDNN on the machine itself, if requested.",
     only=(Only.GPUS, Only.CUDA),
 )
+GPU_MIG = Phase(
+    "gpu_mig",
+    "Slice the GPUs",
+    "Make MIG instances by gpunodes_gpu_sharing, or take them away; nothing on other machines.",
+    only=(Only.GPUS,),
+)
 GPU_MACHINE = Phase(
     "gpu_machine",
     "Verify the GPUs on the machine",
@@ -97,7 +103,9 @@ STARTED = Phase(
     "Remove the taint with which nodes of pools that scale register.",
     only=(Only.SCALING,),
 )
-GPU_IDLE = Phase("gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs of the node.")
+GPU_IDLE = Phase(
+    "gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs that are to be served otherwise, or removed."
+)
 GPU_REMOVE = Phase(
     "gpu_remove",
     "Remove the GPU software",
@@ -238,7 +246,7 @@ UPGRADE_FACTS = Phase(
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml,
 # endpoint.yml and create.yml.
 PREPARE = (NODE, NFS_CLIENT, CONTAINERD, DOCKER, REGISTRY_TRUST, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
-GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
+GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MIG, GPU_MACHINE)
 CREATE = (ENDPOINT, CONTROL_PLANE, NETWORK)
 GROW = (MEMBER, CERTIFICATES, CONTROL_PLANE_JOIN)
 
@@ -251,6 +259,7 @@ LONG_TASKS = {
     "Install cri-dockerd": _PACKAGES,
     "Install and configure the container toolkit": _PACKAGES,
     "Install CUDA": _PACKAGES,
+    "Bring the MIG instances to their layout": "waiting for processes to release the GPUs",
     "Load images into Docker": "pulling images",
     "Wait until all images are pulled, and remove ids of the machine": "pulling images",
     "Read the lists of packages": "fetching lists",

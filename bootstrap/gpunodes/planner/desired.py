@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.ansible.module_utils.host.spec import Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
@@ -19,6 +20,7 @@ from gpunodes.planner import (
     endpoint,
     firewall,
     gpu,
+    gpu_serving,
     gpu_software,
     node_address,
     node_software,
@@ -86,6 +88,8 @@ class Given:
     """Whether the machine is the first control plane of the inventory."""
     api_check: str = ""
     """The source of keepalived's check of the API server."""
+    mig_program: str = ""
+    """The source of the program that makes MIG instances."""
     target: str = ""
     """The exact Kubernetes version that replaces the machine's present one; "" keeps that."""
     replaces_runtime: bool = False
@@ -112,6 +116,8 @@ class GpuState:
     """Labels of the node that are known without a driver."""
     wanted: Mapping[str, Spec]
     """The desired state for the module host, by role."""
+    mig: Mapping[str, int]
+    """The MIG instances of each GPU, by profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +159,14 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     address = _address(given)
     keepalived = {} if isinstance(address, Problem) else _endpoint(given, address)
     scales = _scales(given)
-    conflict = registration.conflict(given.machine, given.node) if scales else None
+    conflict = _scaling_conflict(given) if scales else None
     if not isinstance(plan, Plan) or isinstance(address, Problem) or isinstance(keepalived, Problem) or conflict:
         others = [each for each in (address, keepalived, conflict) if isinstance(each, Problem)]
         return (*(() if isinstance(plan, Plan) else plan), *others)
     runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
     of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
+    of_gpus += [str(given.settings["gpunodes_dra_driver_image"])] if plan.serving else []
     of_nodes = [
         node_software.sandbox(versions.minor_of(version)),
         *given.images,
@@ -172,7 +179,8 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         if given.is_gpu_host
         else _node_wanted(given, plan, version, runtime, socket, images, address)
     )
-    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
+    toolkit_runtimes = _toolkit_runtimes(given, runtime)
+    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, toolkit_runtimes, given.mig_program)
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
@@ -187,6 +195,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
             services=gpu_software.services(plan),
             labels=plan.labels,
             wanted=_completed(given, of_gpu, through),
+            mig={} if plan.expected else devices.layout(plan.sharing),
         ),
         labels=_labels(given),
         taints=gpu.taints(given.settings, plan),
@@ -267,6 +276,11 @@ def _scales(given: Given) -> bool:
     """Whether the machine is switched on and off as pods need it; control planes and GPU hosts never are."""
     stays = CONTROL_PLANE in given.groups or given.is_gpu_host
     return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pools.pool(given.settings, given.groups))
+
+
+def _scaling_conflict(given: Given) -> Problem | None:
+    """Why a machine cannot belong to a pool that scales."""
+    return registration.conflict(given.machine, given.node) or gpu_serving.conflict(given.machine, given.settings)
 
 
 def _registration(given: Given, plan: Plan) -> dict[str, Spec]:

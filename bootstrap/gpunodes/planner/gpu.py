@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gates, gpu_sharing, systems, tables
+from gpunodes.planner import gates, gpu_mig, gpu_serving, gpu_sharing, systems, tables
 from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_existing as existing
 from gpunodes.planner import gpu_packages as software
@@ -112,6 +112,7 @@ def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> Reques
         source=str(settings["gpunodes_driver_source"] or ""),
         gates=dict(requested),
         sharing=gpu_sharing.sharing(settings),
+        serving=gpu_serving.serving(settings),
         unsupported_os=bool(settings.get("gpunodes_unsupported_os")),
     )
 
@@ -242,6 +243,8 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         software.headers(case, signed=False)
         return Plan(case.machine)
     _warn_of_unknown(case, branch, flavour)
+    gpu_mig.judge(case, branch)
+    gpu_serving.judge(case)
     packages = [
         *software.headers(case, signed=offer["signed"]),
         *software.driver(case, offer, branch, flavour),
@@ -272,6 +275,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         cri_dockerd=cri_dockerd,
         gates=feature_gates,
         sharing=case.requested.sharing,
+        serving=case.requested.serving,
         reboot_needed=reboot(case, branch, flavour, nouveau),
         labels=_labels(case),
     )

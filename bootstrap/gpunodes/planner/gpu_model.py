@@ -74,6 +74,8 @@ class RequestedSoftware:
     """Additional feature gates of the kubelet."""
     sharing: str = ""
     """How pods share a GPU, ``time-slicing-4``; empty: they do not."""
+    serving: str = ""
+    """What serves the GPUs: ``dra``; empty: the device plugin."""
     unsupported_os: bool = False
     """A system that no row knows is treated as the nearest one."""
 
@@ -89,7 +91,7 @@ class RequestedSoftware:
 
     def without_kubernetes(self) -> RequestedSoftware:
         """The same request for a machine that is not a node."""
-        return replace(self, kubernetes_version="", gates={}, sharing="")
+        return replace(self, kubernetes_version="", gates={}, sharing="", serving="")
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""
@@ -101,6 +103,7 @@ class RequestedSoftware:
             "gpunodes_runtime": self.runtime,
             "gpunodes_feature_gates": dict(self.gates),
             gpu_sharing.SETTING: gpu_sharing.setting_of(self.sharing),
+            "gpunodes_gpu_serving": self.serving or "device-plugin",
             "gpunodes_unsupported_os": self.unsupported_os,
         }
 
@@ -169,6 +172,8 @@ class Plan:
     """Feature gates of the kubelet to set."""
     sharing: str = ""
     """How pods share a GPU, ``time-slicing-4``; empty: they do not."""
+    serving: str = ""
+    """What serves the GPUs: ``dra``; empty: the device plugin."""
     reboot_needed: str | None = None
     """Why the machine must be rebooted after the installation, or None."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -14,12 +14,18 @@ SETTING = "gpunodes_gpu_sharing"
 def sharing(settings: Mapping[str, Any]) -> str:
     """How pods share the GPUs of a machine with these settings: ``time-slicing-4``, "" if they do not.
 
-    Raises WrongInput for a wrong value.
+    Raises WrongInput for a wrong value, and for MIG together with a burn-in.
     """
     value = settings.get(SETTING) or {}
     found = devices.requested_sharing(value)
     if found is None:
         raise WrongInput(f"{SETTING} is {value!r}", devices.SHARING_WANTED, "correct it in the inventory")
+    if devices.layout(found) and settings.get("gpunodes_burn_in"):
+        raise WrongInput(
+            f"gpunodes_burn_in tests whole GPUs, and {SETTING} slices them",
+            "one of them",
+            f"burn in without {SETTING}, and set it afterwards",
+        )
     return found
 
 
@@ -31,6 +37,8 @@ def labels(settings: Mapping[str, Any]) -> dict[str, str]:
 
 def setting_of(found: str) -> dict[str, Any]:
     """The value of the setting with this label."""
+    if instances := devices.layout(found):
+        return {"mode": devices.MIG, "profiles": instances}
     mode, _, count = found.rpartition("-")
     return {"mode": mode, "replicas": int(count)} if found else {}
 

@@ -93,7 +93,8 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     from gpunodes.planner.desired import desired as compute
 
     try:
-        found = compute(Given(machine, facts, **{"api_check": program("api_check"), **given}))
+        programs = {"api_check": program("api_check"), "mig_program": program("mig")}
+        found = compute(Given(machine, facts, **{**programs, **given}))
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
     if not isinstance(found, Desired):

@@ -100,6 +100,14 @@ def gpu_sharing(given: Iterable[Any]) -> list[str]:
         raise AnsibleFilterError(str(error)) from error
 
 
+def gpus_offered(gpus: int, sharing: Any) -> int:
+    """How many GPUs, shares or MIG instances a node offers with this value of gpunodes_gpu_sharing."""
+    from gpunodes.ansible.module_utils import devices
+
+    [label] = gpu_sharing([sharing]) or [""]
+    return int(gpus) * devices.replicas({devices.SHARING: label})
+
+
 def failed_level(levels: Sequence[Mapping[str, str]]) -> str:
     """A message about the first failed level, "" if none failed."""
     from gpunodes.ansible.module_utils.problem import Problem
@@ -142,6 +150,7 @@ class FilterModule:
             "gpu_labels": labels,
             "gpu_machines": gpu_machines,
             "gpu_sharing": gpu_sharing,
+            "gpus_offered": gpus_offered,
             "runtimes": runtimes,
             "without_driver": without_driver,
         }
