@@ -308,7 +308,6 @@ def _firewall(given: Given, address: str) -> Firewall | None:
         return None
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
     pods, shared = str(settings["gpunodes_pod_subnet"]), given.control_planes if settings.get(endpoint.VIP) else ()
-    serves = storage.serves(settings[storage.SETTING], given.groups)
     return firewall.wanted(
         role,
         [*given.addresses, address],
@@ -316,7 +315,7 @@ def _firewall(given: Given, address: str) -> Firewall | None:
         given.control_addresses,
         shared,
         network=str(settings["gpunodes_network"]),
-        storage=serves,
+        storage=storage.serves(settings[storage.SETTING], given.groups),
     )
 
 
