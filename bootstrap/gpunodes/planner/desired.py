@@ -159,28 +159,25 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     address = _address(given)
     keepalived = {} if isinstance(address, Problem) else _endpoint(given, address)
     scales = _scales(given)
-    conflict = _scaling_conflict(given) if scales else None
+    conflict: Problem | None = None
+    if scales:
+        conflict = registration.conflict(given.machine, given.node) or gpu_serving.conflict(
+            given.machine, given.settings
+        )
     if not isinstance(plan, Plan) or isinstance(address, Problem) or isinstance(keepalived, Problem) or conflict:
         others = [each for each in (address, keepalived, conflict) if isinstance(each, Problem)]
         return (*(() if isinstance(plan, Plan) else plan), *others)
     runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
-    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
-    of_gpus += [str(given.settings["gpunodes_dra_driver_image"])] if plan.serving else []
-    of_nodes = [
-        node_software.sandbox(versions.minor_of(version)),
-        *given.images,
-        str(given.settings["gpunodes_ready_image"]),
-    ]
-    images = of_gpus if given.is_gpu_host else [*of_nodes, *of_gpus]
+    images = _images(given, plan, version)
     through = _proxies(given, address)
     software = (
         _gpu_host_wanted(given, runtime)
         if given.is_gpu_host
         else _node_wanted(given, plan, version, runtime, socket, images, address)
     )
-    toolkit_runtimes = _toolkit_runtimes(given, runtime)
-    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, toolkit_runtimes, given.mig_program)
+    toolkits = _toolkit_runtimes(given, runtime)
+    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, toolkits, given.mig_program)
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
@@ -201,6 +198,14 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         taints=gpu.taints(given.settings, plan),
         scales=scales,
     )
+
+
+def _images(given: Given, plan: Plan, version: str) -> list[str]:
+    """The images that a new node needs first; of a GPU host those that verify its GPUs."""
+    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
+    of_gpus += [str(given.settings["gpunodes_dra_driver_image"])] if plan.serving else []
+    sandbox, ready = node_software.sandbox(versions.minor_of(version)), str(given.settings["gpunodes_ready_image"])
+    return of_gpus if given.is_gpu_host else [sandbox, *given.images, ready, *of_gpus]
 
 
 def _address(given: Given) -> str | Problem:
@@ -276,11 +281,6 @@ def _scales(given: Given) -> bool:
     """Whether the machine is switched on and off as pods need it; control planes and GPU hosts never are."""
     stays = CONTROL_PLANE in given.groups or given.is_gpu_host
     return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pools.pool(given.settings, given.groups))
-
-
-def _scaling_conflict(given: Given) -> Problem | None:
-    """Why a machine cannot belong to a pool that scales."""
-    return registration.conflict(given.machine, given.node) or gpu_serving.conflict(given.machine, given.settings)
 
 
 def _registration(given: Given, plan: Plan) -> dict[str, Spec]:

@@ -257,11 +257,8 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
     if nouveau != "absent":
         case.explain("nouveau off", f"it is {nouveau}, and blocks the GPUs if it is loaded first")
     case.explain("persistence on", "without it, the driver deinitialises idle GPUs")
-    return Plan(
-        case.machine,
-        gpus=case.gpus,
-        expected=bool(expected_gpus(case.facts)),
-        generations=tuple(row["name"] for row in case.generations),
+    return replace(
+        _for_gpus(case, feature_gates, cri_dockerd=cri_dockerd),
         flavour=flavour,
         branch=branch,
         source=Source(offer["source_of"]),
@@ -271,13 +268,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         blacklist_nouveau=nouveau != "absent",
         fabric_manager=any(package.group is Group.FABRIC_MANAGER for package in packages),
         persistence=True,
-        runtime=case.requested.runtime,
-        cri_dockerd=cri_dockerd,
-        gates=feature_gates,
-        sharing=case.requested.sharing,
-        serving=case.requested.serving,
         reboot_needed=reboot(case, branch, flavour, nouveau),
-        labels=_labels(case),
     )
 
 
@@ -285,22 +276,33 @@ def _with_existing_driver(
     case: Case, cudas: Sequence[tuple[str, Row]], feature_gates: Mapping[str, bool], *, cri_dockerd: bool
 ) -> Plan:
     branch, flavour = existing.judge(case, cudas)
+    if branch:
+        gpu_mig.judge(case, branch)
+    gpu_serving.judge(case)
     packages = [*existing.cuda(case, branch, cudas), *software.container_toolkit(case)] if branch else []
     software.check_sources(case, packages)
-    return Plan(
-        case.machine,
-        gpus=case.gpus,
-        expected=bool(expected_gpus(case.facts)),
-        generations=tuple(row["name"] for row in case.generations),
+    return replace(
+        _for_gpus(case, feature_gates, cri_dockerd=cri_dockerd),
         flavour=flavour,
         branch=branch,
         source=Source.EXISTING,
         packages=tuple(packages),
         hold=tuple(tables.read("toolkit")["packages"]["names"]),
+    )
+
+
+def _for_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bool) -> Plan:
+    """The plan without its driver: GPUs, runtime, and how pods get the GPUs."""
+    return Plan(
+        case.machine,
+        gpus=case.gpus,
+        expected=bool(expected_gpus(case.facts)),
+        generations=tuple(row["name"] for row in case.generations),
         runtime=case.requested.runtime,
         cri_dockerd=cri_dockerd,
         gates=feature_gates,
-        replicas=case.requested.replicas,
+        sharing=case.requested.sharing,
+        serving=case.requested.serving,
         labels=_labels(case),
     )
 

@@ -168,7 +168,7 @@ def test_a_driver_of_others_is_no_role_of_gpunodes() -> None:
     driver = {"module": "580.65.06", "loaded": True, "origin": "runfile", "packages": {}, "flavour": "open"}
     found["gpu"]["driver"] = driver
     gpu = state(found, gpunodes_driver_source="existing").gpu
-    assert (gpu.gpus, gpu.services, list(gpu.wanted)) == (1, (), ["container_toolkit"])
+    assert (gpu.gpus, gpu.services, list(gpu.wanted)) == (1, (), ["container_toolkit", "gpu_mig"])
     assert gpu.wanted["container_toolkit"].devices
 
 

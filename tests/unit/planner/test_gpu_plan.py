@@ -323,10 +323,12 @@ def test_a_real_h200() -> None:
 
 def test_an_existing_driver_stays_from_every_source() -> None:
     for origin in ("runfile", "unknown", "nvidia-repository", "distribution"):
-        made = planned(machine("H100", system="ubuntu 24.04", driver=installed("580.65.06", origin)), source="existing")
+        facts = machine("H100", system="ubuntu 24.04", driver=installed("580.65.06", origin))
+        made = planned(facts, source="existing", sharing="time-slicing-4")
         assert {package.group for package in made.packages} == {Group.TOOLKIT}
         assert (made.fabric_manager, made.persistence, made.blacklist_nouveau) == (False, False, False)
         assert made.hold == tuple(names(made, Group.TOOLKIT))
+        assert (made.sharing, made.serving) == ("time-slicing-4", "")
     cuda = planned(
         machine("H100", system="ubuntu 24.04", driver=installed("580.65.06", "runfile")),
         source="existing",
