@@ -7,7 +7,6 @@ It shows what the power server concludes from (the kubelet ends, and does not li
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
 import socket
 import subprocess
@@ -16,15 +15,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from gpunodes.ansible.module_utils import facts, kubeconfig
 from gpunodes.ansible.module_utils.cluster import tokens
+
+from tests import node_certificates
 
 from . import apiserver
 from .apiserver import ApiServer
@@ -106,25 +102,7 @@ class Kubelet:
 
     def certify(self, days: float) -> None:
         """Give it a certificate of the cluster that ends in so many days."""
-        ca = x509.load_pem_x509_certificate((self.server.folder / "ca.crt").read_bytes())
-        loaded: Any = serialization.load_pem_private_key((self.server.folder / "ca.key").read_bytes(), None)
-        key, end = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
-        subject = [(NameOID.ORGANIZATION_NAME, "system:nodes"), (NameOID.COMMON_NAME, "system:node:w1")]
-        made = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(*each) for each in subject]))
-            .issuer_name(ca.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(end - dt.timedelta(days=365))
-            .not_valid_after(end)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
-            .sign(loaded, hashes.SHA256())
-        )
-        form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        text = made.public_bytes(serialization.Encoding.PEM) + key.private_bytes(*form)
-        self.current.unlink(missing_ok=True)
-        self.current.write_bytes(text)
+        self.current.write_text(node_certificates.pem("w1", days, self.server.folder))
 
     def give(self, token: str) -> None:
         """What `kubeadm join` writes for the kubelet: kubelet.conf is made anew from it."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import machine_control
 from gpunodes.engine.machine_control import MachineControl, Membership
 from gpunodes.engine.remote import shell
 from gpunodes.engine.remote.commands import RemoteCommand
 from gpunodes.engine.remote.shell import Reached
+
+from tests import node_certificates
 
 CONTROL = MachineControl("gpu-1", "addr", {"ansible_python_interpreter": sys.executable, "ansible_become": False}, 0.0)
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -45,13 +42,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def certify(machine: Path, days: int) -> None:
     """Give it a certificate that ends in so many days."""
-    key, end = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:node:w1")])
-    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-    made = made.not_valid_before(end - dt.timedelta(days=365)).not_valid_after(end)
-    pem = machine / "var/lib/kubelet/pki/kubelet-client-current.pem"
-    pem.parent.mkdir()
-    pem.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    path = machine / "var/lib/kubelet/pki/kubelet-client-current.pem"
+    path.parent.mkdir()
+    path.write_text(node_certificates.pem("gpu-1", days))
 
 
 def test_a_machine_that_never_joined(machine: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from gpunodes.ansible.module_utils import facts, gpu_facts, ledger
 from gpunodes.planner import reports
+
+from tests import node_certificates
 
 
 def test_os_release() -> None:
@@ -65,7 +62,7 @@ def test_a_machine_says_that_the_certificate_of_its_kubelet_has_ended(
 ) -> None:
     path = tmp_path / "kubelet-client-current.pem"
     if days is not None:
-        path.write_text(certificate(days))
+        path.write_text(node_certificates.pem("w1", days))
     monkeypatch.setattr(facts, "CLIENT_CERTIFICATE", str(path))
     assert facts.kubernetes()["ended"] is ended
 
@@ -75,23 +72,6 @@ def test_a_damaged_certificate_has_not_ended(monkeypatch: pytest.MonkeyPatch, tm
     path.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     monkeypatch.setattr(facts, "CLIENT_CERTIFICATE", str(path))
     assert facts.kubernetes()["ended"] is False
-
-
-def certificate(days: int) -> str:
-    """A certificate that ends in so many days."""
-    key, end = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC) + dt.timedelta(days=days)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "system:node:w1")])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(end - dt.timedelta(days=365))
-        .not_valid_after(end)
-        .sign(key, hashes.SHA256())
-    )
-    return made.public_bytes(serialization.Encoding.PEM).decode()
 
 
 @pytest.mark.parametrize("directory", ["", "/nowhere", "/da ta", "/data\n[Mount]"])

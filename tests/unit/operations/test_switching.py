@@ -325,6 +325,12 @@ def test_a_machine_that_never_joined_is_waited_for_over_ssh(bare: Bare) -> None:
     assert bare.lines[-1] == "it responds over SSH; it is no member of a cluster: `gpunodes join w1` makes it one"
 
 
+def test_a_machine_whose_files_cannot_be_read_is_not_called_no_member(bare: Bare) -> None:
+    bare.control.member = Membership.UNKNOWN
+    assert bare.on().waited == "ssh"
+    assert bare.lines[-1] == "it responds over SSH; if it is no member of a cluster, `gpunodes join w1` makes it one"
+
+
 def test_a_machine_whose_node_was_deleted_registers_it_again(bare: Bare) -> None:
     bare.control.member, bare.registers = Membership.MEMBER, True
     done = bare.on()
