@@ -162,8 +162,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         return (*(() if isinstance(plan, Plan) else plan), *others)
     runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
-    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
-    of_gpus += [str(given.settings["gpunodes_dra_driver_image"])] if plan.serving else []
+    of_gpus = _gpu_images(given, plan)
     of_nodes = [
         node_software.sandbox(versions.minor_of(version)),
         *given.images,
@@ -273,6 +272,11 @@ def _scales(given: Given) -> bool:
     """Whether the machine is switched on and off as pods need it; control planes and GPU hosts never are."""
     stays = CONTROL_PLANE in given.groups or given.is_gpu_host
     return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pools.pool(given.settings, given.groups))
+
+
+def _gpu_images(given: Given, plan: Plan) -> list[str]:
+    names = ["gpunodes_device_plugin_image", *(["gpunodes_dra_driver_image"] if plan.serving else [])]
+    return [str(given.settings[name]) for name in names] if plan.gpus else []
 
 
 def _scaling_conflict(given: Given) -> Problem | None:
