@@ -79,5 +79,6 @@ def _wait(found: Running, process: subprocess.Popen[bytes]) -> None:
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", found.port), 1):
             return
-        assert process.poll() is None and time.monotonic() < deadline, found.log  # noqa: PT018
+        assert process.poll() is None, found.log
+        assert time.monotonic() < deadline, found.log
         time.sleep(0.1)

@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         for name, role in RIGHTS.items():
             subject = {"kind": "Group", "name": TOKENS, "apiGroup": "rbac.authorization.k8s.io"}
             rule = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-            until(lambda role=role: role in names(made, RBAC.replace("bindings", "s")))  # type: ignore[misc]
+            until(lambda role=role: role in names(made, RBAC.replace("bindings", "s")))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
             made.call("POST", RBAC, {"metadata": {"name": name}, "roleRef": rule, "subjects": [subject]})
         info = {"kubeconfig": made.kubeconfig.read_text()}
         with contextlib.suppress(urllib.error.HTTPError):

@@ -6,6 +6,7 @@ The stand-in prints what NVIDIA's guide shows, and was never compared with a rea
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from gpunodes.ansible.filter import general
 from gpunodes.ansible.filter import gpu as filters
 from gpunodes.ansible.module_utils import devices, gpu_mig, gpu_verify, ledger, mig
 from gpunodes.ansible.module_utils.host import gpu_driver, services
+from gpunodes.ansible.module_utils.host.spec import Spec
 from gpunodes.ansible.module_utils.problem import MachineProblem, Problem
 from gpunodes.ansible.module_utils.process import CommandResult
 from gpunodes.errors import WrongInput
@@ -114,7 +116,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     monkeypatch.setattr(gpu_mig, "_run", made.run)
     monkeypatch.setattr(gpu_mig, "UNIT", str(tmp_path / "gpunodes-mig.service"))
     monkeypatch.setattr(gpu_mig, "PROGRAM", str(tmp_path / "gpu-mig"))
-    monkeypatch.setattr(gpu_mig, "REMOVED", gpu_mig.Spec(section="gpu", absent=(gpu_mig.UNIT, gpu_mig.PROGRAM)))
+    monkeypatch.setattr(gpu_mig, "REMOVED", Spec(section="gpu", absent=(gpu_mig.UNIT, gpu_mig.PROGRAM)))
     monkeypatch.setattr(gpu_mig, "_RELEASE_S", 0)
     monkeypatch.setattr(gpu_driver, "SYS", str(tmp_path / "sys"))
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
@@ -133,11 +135,11 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     return made
 
 
-def spec(tmp_path: Path, sharing: str = "mig-1g.10gb-7") -> gpu_mig.Spec:
+def spec(tmp_path: Path, sharing: str = "mig-1g.10gb-7") -> Spec:
     """The unit of the plan, in a folder of the test."""
     made = planner.spec("gpu", sharing, "program")
     files = tuple(type(each)(str(tmp_path / Path(each.path).name), each.content, each.mode) for each in made.files)
-    return gpu_mig.Spec(section="gpu", files=files, services=made.services)
+    return Spec(section="gpu", files=files, services=made.services)
 
 
 # --- the setting ---
@@ -381,7 +383,7 @@ def test_the_file_of_the_unit_runs_alone(tmp_path: Path) -> None:
 def test_containers_that_see_all_gpus_also_list_their_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = "GPU 0: H100 (UUID: GPU-0)\n  MIG 1g.10gb     Device  0: (UUID: MIG-0-0)\n"
     done = CommandResult(["x"], 0, listing, "")
-    monkeypatch.setattr(gpu_verify.shutil, "which", lambda *_, **__: "/usr/bin/ctr")
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/ctr")
     monkeypatch.setattr(gpu_verify, "pull", lambda *_: done)
     monkeypatch.setattr(gpu_verify, "run_or_abandon", lambda *_: done)
     report = gpu_verify.SmiReport("580", "13.0", [{"uuid": "GPU-0"}])

@@ -156,7 +156,7 @@ class Api:
 
     def __init__(self, offered: int, *pods: dict[str, Any], **more: str) -> None:
         allocatable = {"cpu": "8", "nvidia.com/gpu": str(offered), **more}
-        self.node = {
+        self.node: dict[str, Any] = {
             "metadata": {"name": "gpu-1"},
             "status": {"nodeInfo": {"bootID": "b"}, "allocatable": allocatable},
         }

@@ -219,7 +219,8 @@ def test_without_storage_nothing_is_made(cluster: Cluster, runs: Runs, capsys: p
     code, _, err = gpunodes(capsys, "up")
     assert code == ExitCode.WRONG_INPUT
     assert "run `gpunodes storage up` first" in err
-    assert not cluster.objects and not runs.seen  # noqa: PT018
+    assert not cluster.objects
+    assert not runs.seen
 
 
 def test_a_share_of_its_own_has_no_other_volume(
@@ -239,7 +240,8 @@ def test_a_taken_address_is_refused_before_anything_depends_on_it(
     cluster.refused = "services/registry"
     code, out, err = gpunodes(capsys, "up")
     assert code == ExitCode.WRONG_INPUT
-    assert "already allocated" in err and "set gpunodes_registry_address" in err  # noqa: PT018
+    assert "already allocated" in err
+    assert "set gpunodes_registry_address" in err
     assert f"{NAMESPACE}/secrets/registry" not in cluster.objects
     assert (out, runs.seen) == ("", [])
 
@@ -302,14 +304,16 @@ def test_down_removes_logins_trust_and_objects_and_says_where_the_images_are(
     Registries(cluster).login("team", ADDRESS, "gpunodes", "x")
     before = [each for each in cluster.objects if each.startswith("/api/v1/persistentvolumes/gpunodes-images.default")]
     code, out, _ = gpunodes(capsys, "down", "--yes", "--dry-run")
-    assert NAMESPACE in cluster.objects and code == 0  # noqa: PT018
+    assert NAMESPACE in cluster.objects
+    assert code == 0
     code, out, _ = gpunodes(capsys, "down", "--yes")
     assert code == 0
     assert "the images stay in nas.example:/export/gpunodes-registry" in " ".join(out.split())
     assert runs.seen[-1] == ("registry down", ["control-1", "w1"], {"address": ADDRESS, "ca": ""})
     left = [each for each in cluster.objects if "registry" in each]
     assert left == []
-    assert before and all(each in cluster.objects for each in before)  # noqa: PT018
+    assert before
+    assert all(each in cluster.objects for each in before)
     code, out, _ = gpunodes(capsys, "down", "--yes")
     assert (code, out.strip()) == (0, "the cluster has no registry")
 
