@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpunodes.cli import bmc_settings, complete, connections, options, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.model import Kubeconfig
+
+if TYPE_CHECKING:
+    from gpunodes.operations.power import PowerResult
 
 _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
 
@@ -108,14 +112,18 @@ def command(
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:
-        terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
-        if done.waited:
-            what = {"node": "its node is ready", "ssh": "it responds over SSH, and no node was waited for"}
-            terminal.line(f"{done.machine}: {what[done.waited]}")
-        if done.identities:
-            whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
-            terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
+        _show(done)
     return ExitCode.DONE
+
+
+def _show(done: PowerResult) -> None:
+    terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
+    if done.waited:
+        what = {"node": "its node is ready", "ssh": "it responds over SSH, and no node was waited for"}
+        terminal.line(f"{done.machine}: {what[done.waited]}")
+    if done.identities:
+        whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
+        terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
 
 
 def _check_flags(action: str, *, drain: bool, wait: bool) -> None:
