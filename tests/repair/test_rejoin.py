@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         for name, role in RIGHTS.items():
             subject = {"kind": "Group", "name": TOKENS, "apiGroup": "rbac.authorization.k8s.io"}
             rule = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-            until(lambda role=role: role in names(made, RBAC.replace("bindings", "s")))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+            wait_for(made, role)
             made.call("POST", RBAC, {"metadata": {"name": name}, "roleRef": rule, "subjects": [subject]})
         info = {"kubeconfig": made.kubeconfig.read_text()}
         with contextlib.suppress(urllib.error.HTTPError):
@@ -58,6 +58,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 def names(server: ApiServer, path: str) -> set[str]:
     return {each["metadata"]["name"] for each in server.call("GET", path)["items"]}
+
+
+def wait_for(server: ApiServer, role: str) -> None:
+    """The API server makes its own roles when it has started."""
+    until(lambda: role in names(server, RBAC.replace("bindings", "s")))
 
 
 def until(seen: Callable[[], object], limit_s: float = LIMIT_S) -> None:

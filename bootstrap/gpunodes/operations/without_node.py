@@ -68,10 +68,10 @@ def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | 
         wait.report(name, f"it responds over SSH; the certificate of its kubelet has ended: `gpunodes join {name}`")
         return None
     if membership is not Membership.MEMBER and not is_scaled:
-        seen = (
+        which = (
             "it is no member of a cluster: " if membership is Membership.NONE else "if it is no member of a cluster, "
         )
-        wait.report(name, f"it responds over SSH; {seen}`gpunodes join {name}` makes it one")
+        wait.report(name, f"it responds over SSH; {which}`gpunodes join {name}` makes it one")
         return None
     why = "its kubelet is a member of a cluster" if membership is Membership.MEMBER else "its pool scales"
     wait.report(name, f"it responds over SSH; {why}: waiting until its node is ready, at most {wait.limit_s:.0f} s")
