@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpunodes import shape
 from gpunodes.ansible.module_utils.cluster import registry as published
 from gpunodes.ansible.module_utils.kube_api import Client as Kube
 from gpunodes.ansible.module_utils.kubeconfig import load
@@ -120,7 +122,7 @@ def test_control_planes_report_it_to_machines_that_join(api: RegistryServer, ser
     assert config
     found = published.published(Kube(config))
     assert found == {"address": "10.96.0.15:5000", "ca": commands.credentials(api).ca}
-    assert reports.wrong(found, reports._CLUSTER["registry"]) == ""
+    assert shape.wrong(found, reports._CLUSTER["registry"]) == ""
 
 
 def test_status_is_read_without_the_secret(api: RegistryServer, server: ApiServer) -> None:
@@ -186,7 +188,7 @@ def test_verify_from_the_push_to_the_pods_of_all_ready_nodes(
 ) -> None:
     """All but the tunnel and the kubelets is real; those do what the real ones do with an image."""
     for name, architecture, ready in (("w1", "amd64", "True"), ("w2", "arm64", "True"), ("w3", "amd64", "False")):
-        node = {"metadata": {"name": name}}
+        node: dict[str, Any] = {"metadata": {"name": name}}
         node["status"] = {
             "nodeInfo": {"architecture": architecture},
             "conditions": [{"type": "Ready", "status": ready}],
@@ -211,9 +213,9 @@ def test_verify_from_the_push_to_the_pods_of_all_ready_nodes(
             yield kind(api.session)
 
         chosen = SimpleNamespace(machine=SimpleNamespace(name="control-1"))
-        monkeypatch.setattr(verify.tunnel, "opened", opened)
-        monkeypatch.setattr(verify.control_planes, "connected", connected)
-        monkeypatch.setattr(verify.control_planes, "used", lambda *_: chosen)
+        monkeypatch.setattr("gpunodes.engine.jupyter.tunnel.opened", opened)
+        monkeypatch.setattr("gpunodes.engine.control_planes.connected", connected)
+        monkeypatch.setattr("gpunodes.engine.control_planes.used", lambda *_: chosen)
         inventory: Any = SimpleNamespace(connection=lambda _: {})
         kubelets = Kubelets(server, made.port, own.ca)
         kubelets.thread.start()
@@ -236,7 +238,7 @@ def test_a_certificate_that_ends_soon_replaces_secret_and_pod(
     api: RegistryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_now = material._now()
-    monkeypatch.setattr(material, "_now", lambda: real_now + material.datetime.timedelta(days=300))
+    monkeypatch.setattr(material, "_now", lambda: real_now + datetime.timedelta(days=300))
     before = api.deployment() or {}
     made = prepared(api)
     assert made.started.changed == ["Secret registry", "ConfigMap registry"]
@@ -363,7 +365,7 @@ def test_a_renewed_certificate_is_served_after_a_restart_and_images_stay(
             before.push_blob("kept", registry_image.digest(blob), blob)
         before.push_manifest("kept", "1", registry_image.MANIFEST, image.manifest)
     now = material._now()
-    monkeypatch.setattr(material, "_now", lambda: now - material.datetime.timedelta(days=300))
+    monkeypatch.setattr(material, "_now", lambda: now - datetime.timedelta(days=300))
     old = material.made(REQUEST.host)
     monkeypatch.setattr(material, "_now", lambda: now)
     new = material.renewed(old, REQUEST.host)
@@ -421,8 +423,8 @@ def containerd(folder: Path) -> Iterator[Callable[..., str]]:
             f'version = 3\nroot = "{folder}/root"\nstate = "{folder}/state"\ndisabled_plugins = {json.dumps(off)}\n'
             f'[grpc]\naddress = "{short}/sock"\n'
         )
-        argv = [programs / "containerd", "--config", folder / "config.toml"]
-        ctr = [programs / "ctr", "-a", f"{short}/sock"]
+        argv = [str(programs / "containerd"), f"--config={folder}/config.toml"]
+        ctr = [str(programs / "ctr"), "-a", f"{short}/sock"]
 
         def fetch(image: str, *more: str) -> str:
             options = ["--hosts-dir", f"{folder}/etc/containerd/certs.d", "--platform", "linux/amd64", *more]
@@ -430,7 +432,7 @@ def containerd(folder: Path) -> Iterator[Callable[..., str]]:
                 [*ctr, "content", "fetch", *options, image], capture_output=True, text=True, check=False
             )
             listed = subprocess.run([*ctr, "images", "ls"], capture_output=True, text=True, check=False)
-            return done.stdout + done.stderr + listed.stdout
+            return f"{done.stdout}{done.stderr}{listed.stdout}"
 
         with subprocess.Popen(argv, stdout=log, stderr=log) as run:
             try:

@@ -48,7 +48,7 @@ class Cluster(Session):
         """The status of a verifying pod, by its node."""
 
     def request(self, method: str, path: str, body: Any = None, *_: Any, **__: Any) -> Response:
-        plain, _, query = path.partition("?")
+        plain, _mark, query = path.partition("?")
         self.requests.append((method, path))
         if self.refused and method == "PATCH" and plain.endswith(self.refused):
             return Response(422, None, "provided IP is already allocated", time.time())

@@ -211,6 +211,7 @@ def test_a_registry_in_the_report_of_a_cluster_has_a_form(attack: str) -> None:
 )
 def test_a_control_plane_reports_what_registry_up_published_and_nothing_else(change: Any, expected: Any) -> None:
     """Otherwise the whole report of the cluster would be invalid, and with it every command."""
+    found: Any = None
     client = SimpleNamespace(find=lambda _: found)
     labels = {"app.kubernetes.io/managed-by": "gpunodes"}
     data = {"address": "10.96.0.15:5000", "ca.crt": CA}
