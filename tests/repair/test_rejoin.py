@@ -117,7 +117,12 @@ class Kubelet:
 
     def start(self) -> subprocess.Popen[bytes]:
         program = apiserver.programs()[0].with_name("kubelet")
-        argv = [program, "--hostname-override=w1", f"--config={self.folder}/config.yaml", f"--kubeconfig={self.conf}"]
+        argv: list[str | Path] = [
+            program,
+            "--hostname-override=w1",
+            f"--config={self.folder}/config.yaml",
+            f"--kubeconfig={self.conf}",
+        ]
         argv += [f"--bootstrap-kubeconfig={self.bootstrap}", f"--root-dir={self.folder}/root"]
         argv += [f"--cert-dir={self.current.parent}"]
         with (self.folder / "log").open("ab") as log:

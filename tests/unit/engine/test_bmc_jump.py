@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import ssl
 import subprocess
 import time
@@ -162,7 +163,7 @@ def test_an_idle_connection_ends(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_jump_host_that_does_not_respond_ends_in_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that sends nothing: the limit of the call applies, not those of SSH."""
     monkeypatch.setattr("gpunodes.engine.power.redfish._CALL_S", 0.5)
-    with sshd.socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         jump = f"root@127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
         with pytest.raises(PowerProblem, match="no response in time"):
