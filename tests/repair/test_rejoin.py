@@ -116,9 +116,9 @@ class Kubelet:
         self.current.unlink()
 
     def start(self) -> subprocess.Popen[bytes]:
-        program = str(apiserver.programs()[0].with_name("kubelet"))
-        argv = [
-            str(program),
+        program = apiserver.programs()[0].with_name("kubelet")
+        argv: list[str | Path] = [
+            program,
             "--hostname-override=w1",
             f"--config={self.folder}/config.yaml",
             f"--kubeconfig={self.conf}",
