@@ -16,8 +16,8 @@ INSTALLED := build/installed
 
 # Tools that run other tools (ansible-lint runs ansible-playbook) use those of this environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# The caller's Python settings must not affect the environments that are created here.
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# The caller's Python settings must not affect the environments that are created here. All archives have fixed times.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SOURCE_DATE_EPOCH
 
 SOURCES := $(shell find bootstrap playbooks roles -type f -not -name '*.pyc' 2>/dev/null)
 
@@ -101,24 +101,41 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml hatch_build
 wheel: $(INSTALLED)/.installed ## Build the wheel, in build/wheel
 
 .PHONY: collection
-collection: $(VENV)/.installed ## Build the Ansible collection, in build
+collection: build/.collection ## Build the Ansible collection, in build
+
+build/.collection: $(SOURCES) CHANGELOG.md LICENSE | $(VENV)/.installed
 	mkdir -p build
+	rm -f build/gpunodes-bootstrap-*.tar.gz
 	python bootstrap/collection.py build
+	touch $@
+
+# A kubectl in the image, on request: an https URL, or a file, and its checksum.
+KUBECTL ?=
+KUBECTL_SHA256 ?=
+IMAGE := build/.image$(KUBECTL_SHA256:%=-%)
 
 # Debian's packages in build/image-packages stay until `make clean`: then the newest are downloaded.
 .PHONY: image
-image: build/.image ## Build the container image as an OCI archive, in build
+image: $(IMAGE) ## Build the container image as an OCI archive, in build; KUBECTL=URL KUBECTL_SHA256=HEX adds kubectl
 
-build/.image: $(INSTALLED)/.installed bootstrap/image.py
-	rm -f build/gpunodes-image-*.oci.tar
-	python bootstrap/image.py build/wheel/*.whl build
+$(IMAGE): $(INSTALLED)/.installed
+	rm -f build/gpunodes-image-* build/.image*
+	python bootstrap/image.py build/wheel/*.whl build --kubectl '$(KUBECTL)' --kubectl-sha256 '$(KUBECTL_SHA256)'
 	touch $@
+
+.PHONY: dist
+dist: dist/SHA256SUMS ## All that a release consists of, with checksums, in dist
+
+dist/SHA256SUMS: $(INSTALLED)/.installed build/.collection $(IMAGE)
+	rm -rf dist build/sdist
+	python -m build --sdist --no-isolation --outdir build/sdist . >build/sdist.log 2>&1 || { cat build/sdist.log; exit 1; }
+	python bootstrap/dist.py dist $(INSTALLED)/bin/gpunodes build/wheel/*.whl build/sdist/*.tar.gz \
+	  build/gpunodes-bootstrap-*.tar.gz build/gpunodes-image-*
 
 # The collection in an environment that has Ansible and nothing else of gpunodes.
 ANSIBLE := build/ansible
-$(ANSIBLE)/.installed: $(INSTALLED)/.installed
+$(ANSIBLE)/.installed: $(INSTALLED)/.installed build/.collection
 	rm -rf $(ANSIBLE)
-	$(MAKE) --no-print-directory collection
 	$(PYTHON) -m venv $(ANSIBLE)
 	$(ANSIBLE)/bin/python -m pip install --quiet --disable-pip-version-check --constraint build/constraints.txt ansible-core
 	ANSIBLE_COLLECTIONS_PATH=$(ANSIBLE)/collections $(ANSIBLE)/bin/ansible-galaxy collection install --offline --force \
@@ -126,10 +143,23 @@ $(ANSIBLE)/.installed: $(INSTALLED)/.installed
 	touch $@
 
 .PHONY: test-package
-test-package: $(ANSIBLE)/.installed build/.image ## Wheel and collection, each in a clean environment, and the image
+test-package: $(ANSIBLE)/.installed dist ## All files of dist: wheel and collection, each in a clean environment, the image, ...
 	GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes pytest tests/package
 
+# On the controller ansible-core 2.19 supports these.
 PYTHONS ?= 3.11 3.12 3.13
+
+.PHONY: test-pythons
+test-pythons: $(INSTALLED)/.installed ## The installed wheel with each of PYTHONS, and 3.14, that is installed
+	for version in $(PYTHONS) 3.14; do \
+	  if ! python$$version --version; then echo "test-pythons: python$$version is not installed: skipped"; continue; fi; \
+	  rm -rf build/python-$$version; \
+	  python$$version -m venv build/python-$$version; \
+	  build/python-$$version/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint build/constraints.txt build/wheel/*.whl; \
+	  GPUNODES=$(CURDIR)/build/python-$$version/bin/gpunodes pytest tests/package/test_installed.py; \
+	done
+
 .PHONY: test-sanity
 test-sanity: collection ## ansible-test sanity on the built collection, for each of PYTHONS that is installed
 	rm -rf build/sanity

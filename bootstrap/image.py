@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Build the image of gpunodes as an OCI archive: bootstrap/image.py WHEEL FOLDER.
+"""Build the image of gpunodes as an OCI archive, and the list of its contents (sbom.py).
 
 Needs neither root nor a container engine. Debian's packages are unpacked as for the lab's images; their scripts do not
 run. Python's packages are those of requirements.lock, verified by their hashes. Equal inputs make equal archives.
+
+kubectl is in the image only on request: gpunodes does not need it, and Debian 13 has none of a supported Kubernetes.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
@@ -14,9 +17,12 @@ import re
 import shutil
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import sbom
+from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab.mirror import debian, pins
 from gpunodes.lab.mirror.images import MERGED, unpack
 from gpunodes.lab.mirror.oci import Blobs, OciImage, write_archive
@@ -27,11 +33,29 @@ ROOT = Path(__file__).parents[1]
 NAME = "gpunodes.dev/gpunodes"
 USER = 65532
 """The user of distroless images that run without root."""
-# ssh runs the command of a jump host in a shell; grpc needs the library of C++.
-_PACKAGES = ("ca-certificates", "dash", "ipmitool", "libc-bin", "libstdc++6", "openssh-client", "python3")
+# ssh runs the command of a jump host in a shell; typed passwords reach programs by cat; grpc needs the library of C++;
+# libnss-extrausers reads the account that the entry point writes.
+_PACKAGES = (
+    "ca-certificates",
+    "coreutils",
+    "dash",
+    "ipmitool",
+    "libc-bin",
+    "libnss-extrausers",
+    "libstdc++6",
+    "openssh-client",
+    "python3",
+)
 # Dependencies of the packages' scripts.
 _UNUSED = ("adduser", "debconf", "dpkg", "init-system-helpers", "login.defs", "passwd", "perl-base", "tar")
-_SKIPPED = ("./etc/init.d/", "./usr/lib/systemd/", "./usr/lib/tmpfiles.d/", "./etc/ld.so.conf.d/", "./var/")
+_SKIPPED = (
+    "./etc/init.d/",
+    "./etc/ld.so.conf.d/",
+    "./usr/lib/systemd/",
+    "./usr/lib/tmpfiles.d/",
+    "./usr/lib32/",
+    "./var/",
+)
 _SHARED = re.compile(r"/usr/share/(?!ca-certificates/|ipmitool/|misc/|doc/[^/]+/copyright$)")
 _AUTHORITIES = "/usr/share/ca-certificates/mozilla/"
 _SITE = "usr/lib/python3/dist-packages"
@@ -39,9 +63,34 @@ _HOME = "/tmp"  # noqa: S108 - a directory of the image, the only one that its u
 _ACCOUNTS = (
     TreeEntry("/etc/passwd", f"root:x:0:0:root:/root:/bin/sh\ngpunodes:x:{USER}:{USER}::{_HOME}:/bin/sh\n".encode()),
     TreeEntry("/etc/group", f"root:x:0:\ngpunodes:x:{USER}:\n".encode()),
-    TreeEntry("/etc/nsswitch.conf", b"passwd: files\ngroup: files\nhosts: files dns\n"),
+    TreeEntry("/etc/nsswitch.conf", b"passwd: extrausers files\ngroup: files\nhosts: files dns\n"),
+    TreeEntry("/var/lib/extrausers/passwd", link=f"{_HOME}/.account"),
     TreeEntry(_HOME, mode=0o1777),
 )
+_ENTRY = "/usr/local/bin/as-user"
+_AS_USER = f'''#!/usr/bin/python3 -IS
+"""as-user COMMAND: run a command as the user of this container, who may be anybody.
+
+ssh refuses a user without an account, and reads the home of the account instead of $HOME.
+"""
+import os, pwd, sys
+
+number, home = os.getuid(), os.environ.get("HOME") or "{_HOME}"
+try:
+    known = pwd.getpwuid(number).pw_dir
+except KeyError:
+    known = ""
+if number and known != home and not set(home) & set(":\\n"):
+    group = os.getgid() if os.getgid() >= 500 else 100  # libnss-extrausers skips lower ones
+    try:
+        file = os.open("{_HOME}/.account", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+        os.write(file, f"user:x:{{number}}:{{group}}::{{home}}:/bin/sh\\n".encode())
+        os.close(file)
+    except OSError as error:
+        sys.stderr.write(f"as-user: no account for the user {{number}}: {{error}}; mount a writable {_HOME}\\n")
+os.execvp(sys.argv[1], sys.argv[1:])
+'''
+"""The entry point. It changes nothing for the image's own user with the image's own home."""
 
 
 def system(archives: Sequence[Path]) -> Iterator[TreeEntry]:
@@ -61,6 +110,7 @@ def system(archives: Sequence[Path]) -> Iterator[TreeEntry]:
                     authorities.append(entry.content)
     yield TreeEntry("/etc/ssl/certs/ca-certificates.crt", b"".join(authorities))
     yield TreeEntry("/usr/bin/python", link="python3")
+    yield TreeEntry(_ENTRY, _AS_USER.encode(), 0o755)
 
 
 def lay_out(entries: Iterable[TreeEntry], folder: Path) -> None:
@@ -134,10 +184,26 @@ def compiled(base: Path, folders: Iterable[tuple[Path, str]], python: str) -> No
         )  # fmt: skip
 
 
-def build(wheel: Path, target: Path) -> Path:
-    """Build the archive in the folder ``target``; returns its path."""
-    version = wheel.name.split("-")[1]
-    archives = debian.download(pins.load().image_suite, _PACKAGES, target / "image-packages", report)
+def obtain(source: str, digest: str, target: Path) -> Path:
+    """A program from an https URL or a file, verified by its SHA-256; written to ``target``."""
+    if source.startswith("https://"):
+        with urllib.request.urlopen(source, timeout=60) as response:  # noqa: S310 - the URL is one of https
+            data = response.read()
+    else:
+        data = Path(source).read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != digest.lower():
+        raise WrongInput(f"{source} has the SHA-256 {found}", digest, "name the checksum that its publisher names")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    target.chmod(0o755)
+    return target
+
+
+def build(wheel: Path, target: Path, kubectl: tuple[str, str] | None = None) -> Path:
+    """Build the archive in the folder ``target``, with kubectl from a URL or file of a SHA-256; returns its path."""
+    version, suite = wheel.name.split("-")[1], pins.load().image_suite
+    archives = debian.download(suite, _PACKAGES, target / "image-packages", report)
     [python] = {match[1] for path in archives if (match := re.match(r"python(3\.\d+)_", path.name))}
     with tempfile.TemporaryDirectory(dir=target) as temporary:
         base, packages = Path(temporary) / "base", Path(temporary) / "packages"
@@ -145,6 +211,7 @@ def build(wheel: Path, target: Path) -> Path:
         lay_out(system(archives), base)
         report("installing the Python packages of requirements.lock")
         install(wheel, python, packages)
+        extra = [obtain(*kubectl, packages / "usr" / "local" / "bin" / "kubectl")] if kubectl else []
         report("compiling them")
         compiled(base, ((base, f"usr/lib/python{python}"), (packages, _SITE)), python)
         blobs = Blobs(Path(temporary) / "blobs")
@@ -152,14 +219,26 @@ def build(wheel: Path, target: Path) -> Path:
             NAME,
             (version,),
             (blobs.layer(list(collected(base))), blobs.layer(list(collected(packages)))),
-            ("gpunodes",),
+            (_ENTRY, "gpunodes"),
             f"{USER}:{USER}",
             (f"HOME={_HOME}", "LANG=C.UTF-8"),
         )
         archive = target / f"gpunodes-image-{version}.oci.tar"
         digest = write_archive(archive, image, blobs, debian.architecture())
+        contents = [*contained(archives, base, suite), *sbom.python(packages / _SITE), *map(sbom.program, extra)]
+    archive.with_name(f"gpunodes-image-{version}.cdx.json").write_text(
+        sbom.document(NAME, version, digest, contents), encoding="utf-8"
+    )
     report(f"{NAME}:{version} ({digest}, {archive.stat().st_size >> 20} MiB) in {archive}")
     return archive
+
+
+def contained(archives: Sequence[Path], base: Path, suite: str) -> Iterator[sbom.Component]:
+    """Debian's packages of the image."""
+    for archive in archives:
+        status = base / "var" / "lib" / "dpkg" / "status.d" / archive.name.partition("_")[0]
+        if status.is_file():
+            yield sbom.debian(archive, status.read_text(encoding="utf-8"), suite)
 
 
 def report(line: str) -> None:
@@ -170,10 +249,19 @@ def report(line: str) -> None:
 
 def main() -> int:
     """Build the archive that the command line requests."""
-    if len(sys.argv) != 3:  # noqa: PLR2004 - the program and two arguments
-        report(__doc__ or "")
-        return 2
-    build(Path(sys.argv[1]), Path(sys.argv[2]).resolve())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kubectl", default="", metavar="URL|FILE", help="a kubectl for this architecture")
+    parser.add_argument("--kubectl-sha256", default="", metavar="HEX", help="its checksum")
+    given = parser.parse_args()
+    if bool(given.kubectl) != bool(given.kubectl_sha256):
+        parser.error("--kubectl and --kubectl-sha256 belong together")
+    try:
+        build(given.wheel, given.folder.resolve(), (given.kubectl, given.kubectl_sha256) if given.kubectl else None)
+    except GpunodesError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
     return 0
 
 

@@ -24,7 +24,7 @@ import yaml
 from gpunodes import __version__, cli
 from gpunodes.health.rules import RULES
 from gpunodes.model import Phase
-from gpunodes.planner import firewall, preflight, space, tables
+from gpunodes.planner import addons, firewall, preflight, space, tables
 from gpunodes.views import ports
 
 ROOT = Path(__file__).parents[1]
@@ -337,15 +337,22 @@ def images_table() -> str:
     """The table of mirrors.md."""
     role = ROOT / "roles" / "settings"
     requested = yaml.safe_load((role / "defaults" / "main.yml").read_text(encoding="utf-8"))
-    addons = yaml.safe_load((role / "vars" / "main.yml").read_text(encoding="utf-8"))["settings_network_images"]
+    known = yaml.safe_load((role / "vars" / "main.yml").read_text(encoding="utf-8"))
     lines = ["| image | for |", "| --- | --- |"]
-    lines += [f"| `{image}` | the network, {addon} |" for addon, images in addons.items() for image in images.values()]
+    for addon, images in known["settings_network_images"].items():
+        lines += [f"| `{image}` | the network, {addon} |" for image in images.values()]
     lines.append(f"| `{requested['gpunodes_ready_image']}` | the check that a node is ready |")
     plugin = requested["gpunodes_device_plugin_image"]
     lines.append(f"| `{plugin}` | GPU machines: the device plugin, and the check that pods get GPUs |")
+    lines.append(f"| `{requested['gpunodes_jupyter_image']}` | notebooks |")
     lines.append(f"| `{requested['gpunodes_autoscaler_image']}` | pools that scale: the autoscaler |")
     spare = yaml.safe_load((ROOT / "roles" / "autoscaler" / "defaults" / "main.yml").read_text(encoding="utf-8"))
     lines.append(f"| `{spare['autoscaler_spare_image']}` | pools that scale: pods that keep spare machines on |")
+    lines += [
+        f"| `{image}` | the add-on {each.name} |"
+        for each in addons.optional().values()
+        for image in each.images.values()
+    ]
     return "\n".join(lines)
 
 
@@ -356,6 +363,21 @@ def ports_table() -> str:
         f"| {port.protocol.upper()} {port.port} | {ports.ON[port.on]} | {firewall.who(port)} | {cell(port.purpose)} |"
         for port in ports.sorted_ports()
     ]
+    return "\n".join(lines)
+
+
+def addons_table() -> str:
+    """The table of addons.md."""
+    lines = ["| name | purpose | version, licence | images, by their names in `gpunodes_addon_images` | tried |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for each in addons.optional().values():
+        images = "<br>".join(f"`{each.name}/{name}`: `{image}`" for name, image in each.images.items())
+        is_address = each.manifest.startswith("https://")
+        file = f"[this file]({each.manifest})" if is_address else f"the output of `{each.manifest}`"
+        images = images or f"`--manifest` with {file}"
+        tried = f"{each.run}: {each.why}" if each.why else each.run
+        about = f"[{each.version}]({each.source}), {each.licence}"
+        lines.append(f"| `{each.name}` | {cell(each.purpose)} | {about} | {images} | {cell(tried)} |")
     return "\n".join(lines)
 
 
@@ -409,6 +431,7 @@ def pages() -> dict[Path, str]:
         health: filled(health.read_text(encoding="utf-8"), rules_table()),
         gpu: filled(gpu.read_text(encoding="utf-8"), gpu_tables()),
         mirrors: filled(mirrors.read_text(encoding="utf-8"), images_table()),
+        DOCS / "addons.md": filled((DOCS / "addons.md").read_text(encoding="utf-8"), addons_table()),
         DOCS / "ports.md": filled((DOCS / "ports.md").read_text(encoding="utf-8"), ports_table()),
         preparing: filled(preparing.read_text(encoding="utf-8"), space_table()),
         RECORD["PICTURE"]: RECORD["picture"](),

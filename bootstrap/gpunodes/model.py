@@ -28,6 +28,8 @@ class Role(StrEnum):
     WORKER = "worker"
     GPU_HOST = "gpu_host"
     """A machine with GPUs that is not, and does not become, a node of a cluster."""
+    STORAGE = "storage"
+    """A machine that serves shares; it may be a node, too. Only `gpunodes storage` works on it as such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Only(StrEnum):
     """Machines that are already in the cluster."""
     SCALING = "scaling"
     """Workers, if pools scale."""
+    STORAGE = "storage"
+    """Machines with gpunodes_storage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpunodes.ansible.module_utils import proxies
+from gpunodes.ansible.module_utils import devices, proxies
 
 
 def subnets(value: Any) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
@@ -94,6 +94,8 @@ def _exceptions(value: Any) -> bool:
 _URL = r"https?://[^\s/]+\S*"
 _LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+_TARGET = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?:[1-9]\d{0,4}"
+_TARGETS = 'a list of HOST:PORT in quotes, such as ["10.0.0.1:9836"]'
 _ONLY_IPV4 = "; clusters with IPv6 are not supported"
 _POOLS = (
     "groups whose names are valid values of a node label, each empty, or with whole numbers if the pool scales: max, "
@@ -179,6 +181,19 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         _each(r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}\$?"),
     ),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
+    (
+        "gpunodes_monitoring_retention",
+        "a duration, such as 15d or 12h",
+        _text(r"[1-9]\d{0,5}[hdwy]"),
+    ),
+    ("gpunodes_monitoring_memory", "an amount of memory, such as 2Gi", _text(r"[1-9]\d{0,5}[MG]i")),
+    (
+        "gpunodes_monitoring_claim",
+        "the name of a PersistentVolumeClaim",
+        _text(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?"),
+    ),
+    ("gpunodes_monitoring_targets", _TARGETS, _each(_TARGET)),
+    ("gpunodes_monitoring_alertmanagers", _TARGETS, _each(_TARGET)),
     ("gpunodes_pool", "the value of a node label", _text(_LABEL_VALUE)),
     (
         "gpunodes_pools",
@@ -188,6 +203,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
             or all(_text(_LABEL_VALUE)(name) and name and _is_pool(each) for name, each in value.items())
         ),
     ),
+    ("gpunodes_gpu_sharing", devices.SHARING_WANTED, lambda value: devices.requested_replicas(value) > 0),
     ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
     (
         "gpunodes_node_taints",

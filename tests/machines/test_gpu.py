@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from . import notebook_image
 from .conftest import BARE, STATE, LabSpec, Operator, lines
 from .pods import NOTHING, ended, greedy, start
 
@@ -131,6 +132,16 @@ def test_a_node_without_gpus_has_no_gpu_software(operator: Operator) -> None:
     assert (
         operator.ssh("worker-1", "dpkg-query -W '*nvidia*' 2>/dev/null; ls /var/lib/gpunodes/gpu.json", code=None) == ""
     )
+
+
+def test_a_cell_of_a_notebook_sees_the_gpu(operator: Operator) -> None:
+    """By nvidia-smi; the stand-in for CUDA's library counts no GPUs."""
+    notebook_image.load(operator, "gpu-1")
+    given = ("--pool", "h100", "--image", notebook_image.NAME, "--memory", "1")
+    operator.gpunodes("jupyter", "up", "--scratch", *given)
+    seen = operator.gpunodes("jupyter", "verify", code=1).stderr
+    assert "a cell sees 1 GPUs by nvidia-smi and 0 by CUDA" in " ".join(seen.split())
+    operator.gpunodes("jupyter", "down", "--yes")
 
 
 def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:

@@ -211,9 +211,9 @@ def test_a_killed_upgrade_of_the_runtime_is_resumed(operator: Operator) -> None:
 
 
 def test_the_add_ons_are_up_to_date(operator: Operator) -> None:
-    found = operator.document("addons", "plan")["addons"]
+    found = operator.document("addon", "plan")["addons"]
     assert [(each["name"], each["needed"]) for each in found] == [("kube-flannel-ds", False)]
-    operator.gpunodes("addons", "upgrade", "--yes")
+    operator.gpunodes("addon", "upgrade", "--yes")
 
 
 def test_a_reset_still_leaves_a_bare_machine(operator: Operator) -> None:

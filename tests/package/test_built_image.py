@@ -33,13 +33,22 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(root: Path, *command: str) -> str:
-    """The output of a program of the image; a read-only root, as in the cluster, is not imitated."""
-    (root / "dev").mkdir(exist_ok=True)
-    script = 'mount --rbind /dev "$0/dev" && root=$0 && exec chroot "$root" "$@"'
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+def run(root: Path, *command: str, user: str = "", home: str = "/tmp") -> str:
+    """The output of a program of the image, with a read-only root and an empty /tmp, as in the cluster.
+
+    ``user`` is NUMBER:GROUP of chroot's --userspec.
+    """
+    for name in ("dev", "home"):
+        (root / name).mkdir(exist_ok=True)
+    script = (
+        'root=$0 && mount --bind "$root" "$root" && mount -o remount,bind,ro "$root" && cd "$root" && '
+        "mount --rbind /dev dev && mount -t tmpfs -o mode=1777 none tmp && mount -t tmpfs -o mode=1777 none home && "
+        'exec chroot "$@"'
+    )
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": home, "LANG": "C.UTF-8"}
+    options = [f"--userspec={user}"] if user else []
     done = subprocess.run(
-        [*UNSHARE, "sh", "-c", script, str(root), *command],
+        [*UNSHARE, "sh", "-c", script, str(root), *options, ".", *command],
         env=environment,
         capture_output=True,
         text=True,
@@ -59,6 +68,18 @@ def test_programs_run(unpacked: Path) -> None:
     assert int(run(unpacked, "python", "-c", code)) > 100
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to run programs as two users")
+def test_anybody_controls_machines_from_it(unpacked: Path) -> None:
+    """A number without an account, the group of OpenShift, and a home that is mounted: ssh reads that home."""
+    anybody = {"user": "12345:0", "home": "/home"}
+    assert "/home/.ssh/known_hosts" in run(unpacked, "as-user", "ssh", "-G", "machine", **anybody)
+    assert run(unpacked, "as-user", "whoami", **anybody) == "user\n"
+    assert '"ping": "pong"' in run(unpacked, "as-user", "ansible", "-m", "ping", "localhost", **anybody)
+    assert "version" in run(unpacked, "as-user", "gpunodes", "--version", **anybody)
+    own = run(unpacked, "as-user", "sh", "-c", "ls -A /tmp; getent passwd 65532", user="65532:65532")
+    assert own == "gpunodes:x:65532:65532::/tmp:/bin/sh\n", "its own user needs no second account"
+
+
 def test_its_modules_are_compiled(unpacked: Path) -> None:
     """By the image's own Python: the root file system of a container is read-only."""
     names = {path.name.split(".")[1] for path in (unpacked / "usr/lib/python3").rglob("gpunodes/**/*.pyc")}
@@ -76,4 +97,5 @@ def test_no_file_has_a_path_of_the_machine_that_built_it(unpacked: Path) -> None
     files = [path for path in unpacked.rglob("*") if path.is_file() and not path.is_symlink()]
     assert [path for path in files if own in path.read_bytes()] == []
     scripts = [path.read_bytes().split(b"\n")[0] for path in (unpacked / "usr/local/bin").iterdir()]
-    assert set(scripts) == {b"#!/usr/bin/python3"}
+    # The entry point of the controller reads no module of a user.
+    assert set(scripts) == {b"#!/usr/bin/python3", b"#!/usr/bin/python3 -IS"}

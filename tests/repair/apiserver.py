@@ -67,11 +67,11 @@ def programs() -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[ApiServer]:
-    """Start both programs in ``folder``; they are stopped afterwards."""
+def running(folder: Path, more: Mapping[str, object] | None = None) -> Iterator[ApiServer]:
+    """Start both programs in ``folder``; they are stopped afterwards. ``more`` are flags of the API server."""
     apiserver, etcd = programs()
     _certificates(folder)
-    client, peer, secure = (_free_port() for _ in range(3))
+    client, peer, secure = (free_port() for _ in range(3))
     server = ApiServer(folder, secure, folder / "admin.conf")
     _kubeconfig(server)
     address, between = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
@@ -96,6 +96,7 @@ def running(folder: Path) -> Iterator[ApiServer]:
             "tls-private-key-file": folder / "server.key",
             "client-ca-file": folder / "ca.crt",
             "authorization-mode": "AlwaysAllow",
+            "allow-privileged": "true",  # as kubeadm has it
             "service-account-issuer": "https://test",
             "service-account-key-file": folder / "server.pub",
             "service-account-signing-key-file": folder / "server.key",
@@ -103,13 +104,30 @@ def running(folder: Path) -> Iterator[ApiServer]:
             # No controller would create service accounts, or remove the taint of new nodes.
             "disable-admission-plugins": "ServiceAccount,TaintNodesByCondition",
         }
-        _start(server, "apiserver", apiserver, flags)
+        _start(server, "apiserver", apiserver, flags | dict(more or {}))
         _wait(server)
         yield server
     finally:
         for process in reversed(server.processes):
             process.terminate()
             process.wait(timeout=60)
+
+
+def controllers(server: ApiServer, names: str) -> None:
+    """Start kube-controller-manager with these controllers; it is stopped with the others."""
+    flags = {
+        "kubeconfig": server.kubeconfig,
+        "controllers": names,
+        "cluster-signing-cert-file": server.folder / "ca.crt",
+        "cluster-signing-key-file": server.folder / "ca.key",
+        "service-account-private-key-file": server.folder / "server.key",
+        "root-ca-file": server.folder / "ca.crt",
+        "leader-elect": "false",
+        "bind-address": "127.0.0.1",
+        "secure-port": free_port(),
+        "cert-dir": server.folder / "controllers",
+    }
+    _start(server, "controllers", programs()[0].with_name("kube-controller-manager"), flags)
 
 
 def _start(server: ApiServer, name: str, program: Path, flags: Mapping[str, object]) -> None:
@@ -132,7 +150,8 @@ def _wait(server: ApiServer) -> None:
             time.sleep(0.3)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback address without a listener."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from gpunodes.lab.mirror import gobuild, pins, store
 
+from . import apiserver
 from .apiserver import ApiServer, cache
 
 VERSION = "0.8.0"
@@ -35,8 +37,8 @@ class _Kwok(pins.Component):
 
 
 @contextlib.contextmanager
-def running(server: ApiServer) -> Iterator[None]:
-    """Run KWOK for all nodes of ``server``."""
+def running(server: ApiServer, forwards: Mapping[int, int] | None = None) -> Iterator[None]:
+    """Run KWOK for all nodes of ``server``; ``forwards``: ports of all pods, and the loopback ports behind them."""
     known = pins.load()
     component = _Kwok("kwok", VERSION)
     with store.locked(cache(), print):
@@ -46,9 +48,18 @@ def running(server: ApiServer) -> Iterator[None]:
     source = gobuild.source(component, go) / "kustomize" / "stage"
     stages = [source / name for name in _STAGES]
     config = server.folder / "stages.yaml"
-    config.write_text("\n---\n".join(path.read_text() for path in stages))
+    texts = [path.read_text() for path in stages]
     words = [str(program), "--kubeconfig", str(server.kubeconfig), "--manage-all-nodes", "--node-ip", "127.0.0.1"]
     words += ["--config", str(config)]
+    if forwards:
+        # Its kubelets listen at one port; their streaming is Kubernetes' own (k8s.io/cri-streaming).
+        port = apiserver.free_port()
+        words += [f"--node-port={port}", f"--server-address=127.0.0.1:{port}"]
+        words += [f"--tls-cert-file={server.folder}/server.crt", f"--tls-private-key-file={server.folder}/server.key"]
+        targets = [{"ports": [each], "target": {"port": to, "address": "127.0.0.1"}} for each, to in forwards.items()]
+        about = {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "ClusterPortForward", "metadata": {"name": "all"}}
+        texts.append(json.dumps({**about, "spec": {"forwards": targets}}))
+    config.write_text("\n---\n".join(texts))
     with (server.folder / "kwok.log").open("wb") as log:
         process = subprocess.Popen([*words, "--cidr", "10.1.0.0/16"], stdout=log, stderr=log, cwd=server.folder)
     try:

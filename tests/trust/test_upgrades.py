@@ -107,10 +107,27 @@ def test_what_a_stand_in_machine_reports_of_its_runtime_is_passed_on_as_data(fle
     assert not fleet.ran
 
 
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        *(("local-path", state) for state in ("present", "absent", "verified", "listed")),
+        # Its template has settings, and files with expressions in braces.
+        ("monitoring", "present"),
+    ],
+)
+def test_optional_add_ons_on_a_hostile_control_plane(fleet: Machines, name: str, state: str) -> None:
+    answer = {"installed": {ATTACKS[1]: ATTACKS[1]}, "objects": [ATTACKS[1]], "changed": True}
+    fleet.answer("control-1", "addon", answer)
+    words = ("--limit", "control-1", "--tags", "optional", "-e", f"addon_name={name}", "-e", f"addon_state={state}")
+    output = playbook(fleet, "addon.yml", *words)
+    assert "control-1/addon" in fleet.asked, output
+    assert not fleet.ran
+
+
 @pytest.mark.parametrize(("tag", "module"), [("pending", "addon_pending"), ("addons", "addon_upgrade")])
 def test_the_add_ons_are_read_and_updated_on_one_control_plane(fleet: Machines, tag: str, module: str) -> None:
     fleet.answer("control-1", module, {"addons": ATTACKS[1], "objects": [ATTACKS[1]], "changed": True})
-    output = " ".join(playbook(fleet, "addons.yml", "--limit", "control-1", "--tags", tag).split())
+    output = " ".join(playbook(fleet, "addon.yml", "--limit", "control-1", "--tags", tag).split())
     assert [each for each in fleet.asked if each.endswith(module)] == [f"control-1/{module}"] * 2
     assert "failed=0" in output
     assert not fleet.ran

@@ -20,17 +20,20 @@ import pytest
 import yaml
 from gpunodes import cli, kubeconfig
 from gpunodes.cli import (
-    addons,
+    addon,
     autoscale,
     certs,
     endpoint,
     etcd,
     gpu,
+    jupyter,
     maintenance,
     operating_system,
     provision,
+    registry,
     rollout,
     runtime,
+    storage,
     upgrade,
 )
 from gpunodes.cli.gpu import upgrade as gpu_upgrade
@@ -44,7 +47,8 @@ from tests.trust.test_scans import WALKED
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
 NUMBERS = {"control-1": 1, "worker-1": 2, "worker-2": 3}
-GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"]}
+GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"], "storage": ["worker-2"]}
+SHARES = {"gpunodes_storage": [{"name": "training", "path": "/srv/training", "size": "1Gi"}]}
 SETTINGS = {"gpunodes_gpu_reboot": False, "gpunodes_cuda_versions": ["13.0"]}
 SHOWN = ATTACKS[1]
 PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
@@ -63,8 +67,11 @@ ACTING = (
     "kubeadm_join_control_plane",
     "kubeadm_reset",
     "etcd_member",
+    "nfs_unmounted",
     "node_removed",
     "prepared",
+    "shared_folders",
+    "storage_claims",
 )
 LEVEL = {"level": "kubelet", "state": "failed", "fact": "none", "wanted": "one", "remedy": "look"}
 
@@ -307,7 +314,7 @@ _PREPARE = "host_diff host kube_objects "
 _VERIFY = "gpu_verify gpu_served node_pools "
 # Each playbook's exit code with these machines, and its modules.
 WALKS = {
-    "addons.yml": (0, "cluster_info"),
+    "addon.yml": (0, "cluster_info"),
     "autoscale.yml": (0, "image_loaded kube_objects"),
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
@@ -344,6 +351,10 @@ WALKS = {
     "status.yml": (0, "cluster_info control_plane_drift etcd_members"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
+    "storage_down.yml": (0, "nfs_unmounted kube_objects host_undo"),
+    "storage_server.yml": (0, _FACTS + "host shared_folders command"),
+    "storage_up.yml": (0, _FACTS + "host kube_objects wait_for storage_claims"),
+    "storage_verify.yml": (0, _FACTS + "wait_for storage_claims"),
     "upgrade_facts.yml": (0, "upgrade_facts"),
     "up.yml": (2, _FACTS + _PREPARE + _VERIFY + "kubeadm_init join_token kubeadm_join node_ready"),
 }
@@ -358,6 +369,7 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
     more = {"endpoint_set.yml": "wiring_new_endpoint=10.0.0.10:6443", "autoscale.yml": "autoscaler_state=absent"}
+    more |= {each: json.dumps(SHARES) for each in WALKS if each.startswith("storage_")}
     given = ["-e", more[name]] if name in more else []
     speak(fleet, ATTACKS[number % len(ATTACKS)])
     done = played(fleet, name, *given)
@@ -637,10 +649,11 @@ COMMANDS = {
     "certs": SHOWN,
     "certs renew --dry-run": "",
     "gpu plan": "",
+    "report --no-scan -o -": SHOWN,
     "upgrade plan 1.37": SHOWN,
     "os plan worker-1": "",
     "runtime plan worker-2": SHOWN,
-    "addons plan": SHOWN,
+    "addon plan": SHOWN,
     "gpu upgrade plan worker-1 --driver 580": "",
     "init-master control-1 --dry-run": "",
     "join worker-1 --dry-run": "",
@@ -667,8 +680,9 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
     "ports": "it contacts no machine",
-    "kubeconfig": "tests/unit/operations/test_kubeconfig.py: a control plane's kubeconfig is parsed there",
+    "kubeconfig": "tests/unit/operations: a control plane's kubeconfig is parsed there, and users are hostile",
     "completion": "it contacts no machine",
+    "dashboard": "tests/unit/operations/test_dashboard.py: what the cluster reports is hostile there",
     "etcd backup": "tests/unit/operations/test_etcd_backup.py: what a machine sends is hostile there",
     "etcd restore": "tests/unit/operations/test_etcd_commands.py: its playbook is walked above",
     "etcd timer": "it contacts no machine",
@@ -678,14 +692,29 @@ ELSEWHERE = {
     "autoscale up": "its playbook is walked above; test_autoscale_commands.py has a hostile cluster",
     "autoscale status": "as autoscale up",
     "autoscale down": "as autoscale up",
-    "addons upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
+    "addon list": "its playbook is walked above; tests/unit/operations/test_addons.py has hostile reports",
+    "addon up": "as addon list",
+    "addon verify": "as addon list",
+    "addon down": "as addon list",
+    "jupyter up": "tests/unit/operations/test_notebooks.py: a hostile cluster",
+    "jupyter open": "as jupyter up; what a pod sends goes to the browser only",
+    "jupyter list": "as jupyter up",
+    "jupyter verify": "tests/unit/engine/test_jupyter.py: a hostile server",
+    "jupyter down": "as jupyter up",
+    "addon upgrade": "its playbook is walked above; tests/trust/test_upgrades.py has hostile reports",
     "runtime upgrade": "as gpu upgrade start",
+    "registry list": "tests/unit/operations/test_registries.py: what stands in the cluster is hostile there",
+    "registry login": "as registry list",
+    "registry logout": "as registry list",
     "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",
     "rollout status": "as rollout abandon",
     "upgrade rollback": "as gpu upgrade start",
     "upgrade start": "as gpu upgrade start",
+    "storage up": "its playbooks are walked above; test_storage_commands.py has a hostile cluster",
+    "storage verify": "as storage up",
+    "storage down": "as storage up",
     "content": "it contacts no machine",
     "gates": "it contacts no machine",
     "help": "it contacts no machine",
@@ -703,7 +732,9 @@ def test_every_command_is_walked() -> None:
     groups = {"gpu": gpu.COMMANDS, "maintenance": maintenance.COMMANDS, "provision": provision.COMMANDS}
     groups |= {"etcd": etcd.COMMANDS, "upgrade": upgrade.COMMANDS, "os": operating_system.COMMANDS}
     groups |= {"rollout": rollout.COMMANDS, "endpoint": endpoint.COMMANDS, "gpu upgrade": gpu_upgrade.COMMANDS}
-    groups |= {"runtime": runtime.COMMANDS, "addons": addons.COMMANDS, "autoscale": autoscale.COMMANDS}
+    groups |= {"runtime": runtime.COMMANDS, "addon": addon.COMMANDS, "autoscale": autoscale.COMMANDS}
+    groups |= {"jupyter": jupyter.COMMANDS, "registry": registry.COMMANDS}
+    groups |= {"storage": storage.COMMANDS}
     everything = {name for name in cli.COMMANDS if name not in groups}
     everything |= {f"{group} {name}" for group, names in groups.items() for name in names}
     everything |= {f"certs {name}" for name in certs.COMMANDS}

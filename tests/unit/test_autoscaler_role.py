@@ -61,7 +61,8 @@ def rules(*kinds: str) -> dict[str, set[str]]:
 def test_all_objects_have_the_label_by_which_they_are_deleted() -> None:
     for each in rendered().values():
         assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "gpunodes-autoscaler"
-        assert each["metadata"].get("namespace", "kube-system") == "kube-system"
+        is_proof = each["metadata"]["name"] == "gpunodes-autoscaler-proof"
+        assert each["metadata"].get("namespace", "kube-system") == ("gpunodes-proof" if is_proof else "kube-system")
     label = "app.kubernetes.io/part-of=gpunodes-autoscaler"
     assert label in (ROLE / "tasks/main.yml").read_text()
 
@@ -74,6 +75,18 @@ def test_plan_and_passwords_are_not_among_them() -> None:
     assert not [
         path for path in ROLE.rglob("*.yml") if re.search(r"bmc_password|autoscaler_password", path.read_text())
     ]
+
+
+def test_its_account_may_create_pods_where_they_have_no_rights_only() -> None:
+    found = rendered()
+    assert {
+        tuple(rule["resources"]): set(rule["verbs"]) for rule in found["Role", "gpunodes-autoscaler-proof"]["rules"]
+    } == {
+        ("pods",): {"create", "delete"},
+        ("pods/log",): {"get"},
+    }
+    labels = found["Namespace", "gpunodes-proof"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 def test_its_account_may_not_read_secrets_and_little_else() -> None:

@@ -11,6 +11,7 @@ from ansible.template import Templar
 from gpunodes.ansible.filter import general as filters
 from gpunodes.ansible.module_utils import gpu_verify
 from gpunodes.ansible.module_utils.kubeadm import init
+from jinja2 import Environment
 
 ROLES = Path(__file__).parents[2] / "roles"
 
@@ -104,7 +105,10 @@ def test_the_settings_arguments_win() -> None:
 
 def plugin() -> dict[str, Any]:
     """The pod of the device plugin."""
-    text = (ROLES / "device_plugin/templates/nvidia.yml.j2").read_text().replace("{{ device_plugin_image }}", "image")
+    template = Environment(autoescape=False, trim_blocks=True).from_string(  # noqa: S701 - YAML, no page
+        (ROLES / "device_plugin/templates/nvidia.yml.j2").read_text()
+    )
+    text = template.render(device_plugin_image="image", device_plugin_replicas=[])
     [daemon] = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "DaemonSet"]
     pod: dict[str, Any] = daemon["spec"]["template"]["spec"]
     return pod

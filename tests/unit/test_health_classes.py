@@ -20,6 +20,7 @@ ELSEWHERE = """\
  schedule+0x2c/0x80
  nfs_wait_bit_killable+0x1e/0x90 [nfs]
 """
+UNKNOWN = " schedule+0x2c/0x80\n"
 LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.65.06\n"
 
 
@@ -74,7 +75,7 @@ HANGS = {
     ),
     "suspend, an older kernel": (
         "Freezing of tasks failed after 20.002 seconds (1 tasks refusing to freeze, wq_busy=0):\n"
-        "task:nvidia-smi      state:D stack:    0 pid: 4711 ppid:     1 flags:0x00004006\n" + ELSEWHERE,
+        "task:nvidia-smi      state:D stack:    0 pid: 4711 ppid:     1 flags:0x00004006\n" + UNKNOWN,
         "nvidia-smi:4711",
     ),
 }

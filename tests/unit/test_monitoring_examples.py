@@ -1,4 +1,4 @@
-"""Alert rules and the dashboard in examples/monitoring: they use metrics that exist, and the rules fire."""
+"""Alert rules, scrape configuration and dashboard: they use metrics that exist, and the rules fire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ import yaml
 from gpunodes.health.model import State
 from gpunodes.views import metrics
 
-FOLDER = Path(__file__).parents[2] / "examples" / "monitoring"
+from tests.unit.test_addon_role import with_settings
+
+FOLDER = Path(__file__).parents[2] / "roles" / "addon" / "files" / "monitoring"
 RULES = FOLDER / "rules.yml"
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed")
@@ -135,3 +137,83 @@ def case(alert: str, series: list[tuple[str, str]], moment: str, expected: list[
         "input_series": [{"series": name, "values": values} for name, values in series],
         "alert_rule_test": [{"eval_time": moment, "alertname": alert, "exp_alerts": expected}],
     }
+
+
+def configuration(folder: Path, **settings: Any) -> Path:
+    """The configuration of the add-on monitoring, as one file: promtool 2.42 knows no scrape_config_files."""
+    [made] = [
+        each["data"]
+        for each in with_settings("monitoring", **settings)
+        if (each["kind"], each["metadata"]["name"]) == ("ConfigMap", "prometheus")
+    ]
+    for name, text in made.items():
+        (folder / name).write_text(text)
+    main = yaml.safe_load(made["prometheus.yml"])
+    for name in main.pop("scrape_config_files"):
+        main["scrape_configs"] += yaml.safe_load(made[name])["scrape_configs"]
+    path = folder / "whole.yml"
+    path.write_text(yaml.safe_dump(main))
+    return path
+
+
+def jobs(path: Path) -> dict[str, dict[str, Any]]:
+    return {each["job_name"]: each for each in yaml.safe_load(path.read_text())["scrape_configs"]}
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gpunodes_serving_certificates": "no"},
+        {"gpunodes_monitoring_targets": []},
+        {"gpunodes_monitoring_alertmanagers": ["alerts.example:9093"]},
+    ],
+    ids=str,
+)
+def test_promtool_accepts_the_configuration_of_the_add_on(tmp_path: Path, settings: dict[str, Any]) -> None:
+    path = configuration(tmp_path, **settings)
+    whole = yaml.safe_load(path.read_text())
+    for job in whole["scrape_configs"]:
+        # Debian builds Prometheus without the discovery by Kubernetes.
+        for found in job.pop("kubernetes_sd_configs", ()):
+            assert set(found) <= {"role", "namespaces", "selectors"}
+            assert found["role"] in {"node", "pod"}
+    path.write_text(yaml.safe_dump(whole))
+    promtool("check", "config", "--syntax-only", path)
+
+
+def test_kubelets_are_scraped_only_where_their_certificates_can_be_verified(tmp_path: Path) -> None:
+    with_them = jobs(configuration(tmp_path))
+    without = jobs(configuration(tmp_path, gpunodes_serving_certificates="no"))
+    assert set(with_them) - set(without) == {"kubelet", "cadvisor"}
+    for each in with_them.values():
+        assert "insecure_skip_verify" not in str(each)
+        assert ("authorization" in each) is (each.get("scheme") == "https") is ("ca_file" in str(each))
+
+
+def test_without_metrics_of_gpunodes_there_are_no_alerts_about_them(tmp_path: Path) -> None:
+    made = yaml.safe_load(configuration(tmp_path).read_text())
+    assert (made["rule_files"], "gpunodes" in jobs(tmp_path / "whole.yml")) == (["rules.yml"], True)
+    made = yaml.safe_load(configuration(tmp_path, gpunodes_monitoring_targets=[]).read_text())
+    assert ("rule_files" in made, "gpunodes" in jobs(tmp_path / "whole.yml")) == (False, False)
+
+
+def test_no_machine_reports_metrics_of_another_kind(tmp_path: Path) -> None:
+    """A machine chooses what its exporters say: not the health of others."""
+    kept = {
+        "gpunodes": "gpunodes_x",
+        "node-exporter": "node_x",
+        "kube-state-metrics": "kube_x",
+        "dcgm-exporter": "DCGM_x",
+    }
+    for name, job in jobs(configuration(tmp_path)).items():
+        if name == "prometheus":
+            continue
+        for job_of, metric in kept.items():
+            rules_of = [(each["action"], each["regex"]) for each in job["metric_relabel_configs"]]
+            is_kept = all((re.fullmatch(regex, metric) is not None) is (action == "keep") for action, regex in rules_of)
+            assert is_kept is (job_of == name), (name, metric)
+        assert job.get("honor_labels", False) is False
+        if name in {"node-exporter", "dcgm-exporter", "kubelet", "cadvisor"}:
+            assert {"sample_limit", "body_size_limit", "label_value_length_limit"} <= set(job)

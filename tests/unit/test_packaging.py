@@ -11,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
+from gpunodes import __version__
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,17 +66,38 @@ def test_the_wheel_has_the_licence(wheel: set[str]) -> None:
     assert [name for name in wheel if name.endswith(".dist-info/licenses/LICENSE")]
 
 
+def hook(root: Path, target: str) -> dict[str, dict[str, str]]:
+    """What the build hook adds to that kind of archive of a tree."""
+    data: dict[str, dict[str, str]] = {"shared_data": {}, "force_include": {}}
+    runpy.run_path(str(ROOT / "hatch_build.py"))["Pages"](str(root), {}, None, None, "", target).initialize("", data)
+    return data
+
+
 def test_the_wheel_gets_the_manual_pages_that_are_built(tmp_path: Path) -> None:
-    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["ManualPages"](str(tmp_path), {}, None, None, "", "wheel")
-    data: dict[str, dict[str, str]] = {"shared_data": {}}
-    hook.initialize("standard", data)
-    assert data["shared_data"] == {}
+    assert hook(tmp_path, "wheel")["shared_data"] == {}
     pages = tmp_path / "build" / "man"
     pages.mkdir(parents=True)
-    hook.initialize("standard", data)
-    assert data["shared_data"] == {str(pages): "share/man/man1"}
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert "custom" in wheel["hooks"]
+    assert hook(tmp_path, "wheel")["shared_data"] == {str(pages): "share/man/man1"}
+    assert hook(tmp_path, "sdist") == {"shared_data": {}, "force_include": {str(pages): "build/man"}}
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert "custom" in targets["wheel"]["hooks"]
+    assert "custom" in targets["sdist"]["hooks"]
+
+
+def test_the_source_archive_has_all_that_the_wheel_is_built_from() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    included = targets["sdist"]["only-include"]
+    for path in (*targets["wheel"]["packages"], *targets["wheel"]["force-include"], "hatch_build.py", "docs"):
+        assert any(f"{path}/".startswith(f"{each}/") for each in included), path
+
+
+def test_the_collection_gets_the_version_of_the_package() -> None:
+    metadata = (ROOT / "bootstrap/ansible_collections/gpunodes/bootstrap/galaxy.yml").read_text()
+    written = runpy.run_path(str(ROOT / "bootstrap" / "collection.py"))["with_version"](metadata)
+    assert yaml.safe_load(written)["version"] == __version__
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert tomllib.loads(pyproject)["project"]["dynamic"] == ["version"]
+    assert __version__ not in metadata + pyproject, "bootstrap/gpunodes/__init__.py is the only source of the version"
 
 
 def test_the_lock_names_no_host() -> None:

@@ -77,6 +77,17 @@ def test_gpus_partitioned_after_the_join_are_expected_as_slices() -> None:
         assert found.outcome is outcome, found.why
 
 
+def test_gpus_that_pods_share_are_expected_as_shares() -> None:
+    """Also where the device plugin had no GPU left before the repair: whole GPUs afterwards are too few."""
+    for allocatable, outcome in (("16", RepairOutcome.REPAIRED), ("4", RepairOutcome.NEEDS_REPAIR)):
+        place = fleet(5, ["w1"])
+        node = place.api.nodes["w1"]
+        node["metadata"]["labels"] |= {"gpunodes.dev/gpu-count": "4", "gpunodes.dev/sharing": "time-slicing-4"}
+        node["status"] |= {"capacity": {"nvidia.com/gpu": "0"}, "allocatable": {"nvidia.com/gpu": allocatable}}
+        (found,) = [each for each in run(place).machines if each.machine == "w1"]
+        assert found.outcome is outcome, found.why
+
+
 def test_it_escalates_until_a_step_succeeds() -> None:
     place = fleet(5, ["w1"], deaf=frozenset({"reboot", "force"}))
     result = run(place)

@@ -153,6 +153,9 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         *((role, "ansible.builtin.reboot") for role in ("gpu_upgrade", "os_upgrade")),
         # Over names of the inventory; what the nodes report among the rules is parsed as addresses below.
         *((role, word) for role in ("firewall", "endpoint") for word in ("loop", "loop_control")),
+        # A command without a word from a machine; the servers are those of the settings.
+        *(("nfs_server", f"ansible.builtin.{word}") for word in ("command", "include_tasks")),
+        *(("storage_verified", word) for word in ("loop", "ansible.builtin.wait_for")),
         # What an interrupted upload left is deleted, whatever failed.
         ("certificates", "rescue"),
         # Parts of these roles, imported when the playbook is read.
@@ -175,8 +178,10 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         # A result of another role by its name, so that Ansible records no key that is in it.
         ("control_plane_join", "'ansible.builtin.vars'"),
         ("settings", "'ansible.builtin.env'"),
-        *((role, "'ansible.builtin.template'") for role in ("autoscaler", "device_plugin")),
+        *((role, "'ansible.builtin.template'") for role in ("addon", "autoscaler", "device_plugin")),
         ("network", "'ansible.builtin.template'"),
+        # Data of the collection.
+        ("addon", "'ansible.builtin.file'"),
     }
 
 
@@ -258,6 +263,7 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
         "{{ gpunodes_control_plane | default('control_plane[0]', true) }}",
         "{{ gpunodes_control_plane | default('control_plane', true) }}",
         "workers",
+        "storage",
     }
     assert {play["hosts"] for play in plays if "hosts" in play} == groups
     # A secret of the settings, which must not be in the desired state.
@@ -285,7 +291,7 @@ def test_texts_become_documents_in_known_places_only() -> None:
         for line in path.read_text().splitlines()
         if re.search(r"\bfrom_(?:yaml|json)", line)
     ]
-    assert {role for role, _ in found} == {"network", "device_plugin", "autoscaler", "health"}
+    assert {role for role, _ in found} == {"addon", "network", "device_plugin", "autoscaler", "health"}
     for role, line in found:
         opened = (
             "(__health_repair.stdout | from_json)" if role == "health" else "{{ lookup('ansible.builtin.template', "

@@ -143,7 +143,7 @@ def not_in_service(found: SeenNode, expected: Mapping[str, str]) -> str:
     for name, count in devices.counts(expected).items():
         if offered.get(name, 0) < count:
             return f"it offers {offered.get(name, 0)} of {count} {name}"
-    labelled = found.node.labelled or 0
+    labelled = (found.node.labelled or 0) * found.node.replicas
     if sum(offered.values()) < labelled:
         return f"it offers {sum(offered.values())} of {labelled} GPUs"
     return ""

@@ -100,7 +100,7 @@ class BmcMachines:
     def _bmc(self, name: str) -> powers.Power:
         """The BMC of a machine, if it is that machine's."""
         machine = self.plan.machines[name]
-        if machine.bmc.get("gpunodes_bmc_type") == kinds.WOL:
+        if _is_woken(machine):
             return self._woken(machine)
         return MachineControl(name, "", self._settings(name, machine.bmc), 0.0, machine.identity).own_power()
 
@@ -141,7 +141,7 @@ class BmcMachines:
     def _is_shut_down(self, name: str, bmc: powers.Power) -> bool:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""
         if bmc.state() is not PowerState.OFF:
-            if self.plan.machines[name].bmc.get("gpunodes_bmc_type") == kinds.WOL:
+            if _is_woken(self.plan.machines[name]):
                 self._ask_off(name)
                 return powers.off_within(bmc, self._shutdown_s, _POLL_S)
             try:
@@ -151,3 +151,8 @@ class BmcMachines:
                     raise
                 return False
         return powers.off_within(bmc, self._shutdown_s, _POLL_S)
+
+
+def _is_woken(machine: PlannedMachine) -> bool:
+    """Whether a machine has no BMC, and is switched on by Wake-on-LAN."""
+    return machine.bmc.get("gpunodes_bmc_type") == kinds.WOL

@@ -90,15 +90,19 @@ def pod(found: SeenNode, image: str) -> dict[str, Any]:
     }
 
 
+def _offered(found: SeenNode) -> dict[str, int]:
+    return {name: count for name, count in devices.counts(found.resources).items() if count}
+
+
 def _limits(found: SeenNode) -> Mapping[str, int]:
-    offered = {name: count for name, count in devices.counts(found.resources).items() if count}
+    offered = _offered(found)
     # Plugins may refuse a pod that requests several shares of one GPU.
     return offered if _is_whole(found) else dict.fromkeys(offered, 1)
 
 
 def _is_whole(found: SeenNode) -> bool:
     """Whether the node offers GPUs, not shares or slices of them."""
-    offered = {name: count for name, count in devices.counts(found.resources).items() if count}
+    offered = _offered(found)
     return set(offered) == {devices.GPU} and found.node.labelled in (None, offered[devices.GPU])
 
 

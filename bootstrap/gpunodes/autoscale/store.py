@@ -104,11 +104,7 @@ class Store(Cluster):
 
     def delete_pod(self, path: str) -> None:
         """Delete a pod; one that is gone is no error."""
-        try:
-            self._call("DELETE", path)
-        except Refused as error:
-            if error.status != NOT_FOUND:
-                raise
+        self._delete(path)
 
     def delete_node(self, name: str, boot_id: str) -> None:
         """Delete a node unless it is of another boot than ``boot_id``, "" for any; a node that is gone is no error."""

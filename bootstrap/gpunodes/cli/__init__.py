@@ -30,7 +30,10 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "prepare": "Install what a join would install, without joining: for golden images.",
         "up": "Set up the whole inventory: control planes and workers, prepared in parallel.",
         "status": "Show the nodes of the cluster and their states.",
-        "kubeconfig": "Fetch the cluster's administrator kubeconfig.",
+        "kubeconfig": "Fetch the administrator's kubeconfig, or make one for a person.",
+        "registry": "Log pods in at private image registries.",
+        "report": "Write one page about the whole cluster: machines, versions, conflicts, health, repairs.",
+        "dashboard": "Open the dashboard of the cluster in a browser, over SSH.",
         "etcd": "Back up and restore the cluster's state.",
         "certs": "Show when the certificates of the nodes end, and renew them.",
         "endpoint": "Move the address at which all machines reach the API.",
@@ -38,11 +41,13 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "remove": "Drain a node, delete it from the cluster and reset its machine.",
         "reset": "Undo everything that gpunodes changed on machines.",
         "os": "Upgrade the operating systems of nodes, and show what is pending.",
-        "addons": "Update the network add-on and the device plugin.",
+        "addon": "Install, verify and remove optional add-ons; update the network add-on and the device plugin.",
+        "storage": "Share folders among pods on all nodes, by NFS.",
         "runtime": "Upgrade container runtimes and container toolkits, and show what is pending.",
     },
     "GPUs": {
         "gpu": "Plan, install, verify and remove GPU software, and burn in GPUs.",
+        "jupyter": "Run notebooks with GPUs in the cluster, and open them over SSH.",
         "gates": "List the kubelet's feature gates that matter for GPUs.",
     },
     "Health and repair": {
@@ -209,8 +214,8 @@ def _format(argv: Sequence[str]) -> str:
     """``json``, ``yaml`` or nothing."""
     if "--json" in argv:
         return "json"
-    # The --output of `kubeconfig` is a file, that of `provision seed` a folder.
-    words = [] if {"kubeconfig", "provision"} & set(argv) else argv
+    # The --output of `kubeconfig` and `report` is a file, that of `provision seed` a folder.
+    words = [] if {"kubeconfig", "provision", "report"} & set(argv) else argv
     given = [
         word.removeprefix("--output=").removeprefix("-o") for word in words if word.startswith(("--output=", "-o"))
     ]

@@ -1,4 +1,4 @@
-"""Shell completion of machines: their names and groups, read from the inventory without Ansible, which is slow."""
+"""Shell completion: of add-ons, and of machines by the inventory, read without Ansible, which is slow."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def machines_or_files(context: click.Context, parameter: click.Parameter, incomp
         names = [name for name in context.command.list_commands(context) if name.startswith(incomplete)]
         found += [CompletionItem(name) for name in names]
     return found
+
+
+def addons(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
+    """Names of optional add-ons that begin with ``incomplete``."""
+    from gpunodes.planner.addons import optional
+
+    return [CompletionItem(name) for name in optional() if name.startswith(incomplete)]
 
 
 _MOST_FILES = 20

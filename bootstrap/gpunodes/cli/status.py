@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 
 import click
 
-from gpunodes.cli import common
-from gpunodes.errors import ExitCode
+from gpunodes.cli import common, options, terminal
+from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
+from gpunodes.inventory import Inventory
 from gpunodes.model import printable
 from gpunodes.operations import checked, status
 from gpunodes.views import document, drift, text
@@ -16,8 +18,14 @@ from gpunodes.views import document, drift, text
 
 @click.command()
 @common.ansible_options
+@click.option(
+    "--watch",
+    type=options.Number(min=1),
+    metavar="SECONDS",
+    help="Repeat every so many seconds, until Ctrl-C, also while no control plane responds.",
+)
 @common.output_option
-def command(inventory_path: Path, output: str) -> int:
+def command(inventory_path: Path, watch: float | None, output: str) -> int:
     """Show the nodes of the cluster and their states.
 
     Machines of the group gpu_hosts are listed too; they are not meant to be nodes. Those that the autoscaler keeps off
@@ -26,11 +34,37 @@ def command(inventory_path: Path, output: str) -> int:
     settings. Exit code 3 when a node is not ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    if watch is None:
+        return _show(_read(inventory), output)
+    if output in {"json", "yaml"}:
+        raise WrongInput(f"--watch repeats, and --output {output} prints one document", "one of them", "leave one out")
+    while True:
+        began = time.monotonic()
+        try:
+            found: status.ClusterStatus | GpunodesError = _read(inventory)
+        except Interrupted:
+            raise
+        except GpunodesError as error:
+            found = error
+        # The last state stays on the screen until the next one is known.
+        click.clear()
+        if isinstance(found, GpunodesError):
+            terminal.error(found)
+        else:
+            _show(found, output)
+        time.sleep(max(0.0, began + watch - time.monotonic()))
+
+
+def _read(inventory: Inventory) -> status.ClusterStatus:
     view = text.progress()
     try:
-        found = status.run(inventory, view)
+        return status.run(inventory, view)
     finally:
         view.close()
+
+
+def _show(found: status.ClusterStatus, output: str) -> int:
+    """Print the state; returns the exit code."""
     common.show_output(
         output,
         lambda: document.dump({"schema": "gpunodes.status/1", **dataclasses.asdict(found)}),

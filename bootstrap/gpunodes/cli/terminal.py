@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -59,6 +60,11 @@ def columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
+def has_screen() -> bool:
+    """Whether a browser has a window: one in the terminal would hide what is printed there."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
 def check_confirmable(what: str, *, yes: bool) -> None:
     """Raise WrongInput, before anything is done, where ``what`` needs a confirmation and no terminal can ask for it."""
     from gpunodes.errors import WrongInput
@@ -75,9 +81,14 @@ def confirm(consequence: str, *, yes: bool) -> None:
         raise GpunodesError("not confirmed; nothing was changed", exit_code=ExitCode.WRONG_INPUT)
 
 
-def secret(question: str) -> str:
-    """Ask on standard error for text that is not shown while it is typed."""
-    return str(click.prompt(printable(question), hide_input=True, err=True))
+def question(text: str) -> str:
+    """Ask on standard error for one line."""
+    return str(click.prompt(printable(text), err=True))
+
+
+def secret(text: str) -> str:
+    """The same for text that is not shown while it is typed."""
+    return str(click.prompt(printable(text), hide_input=True, err=True))
 
 
 def _labelled(label: str, text: str) -> None:

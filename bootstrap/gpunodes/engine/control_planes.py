@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gpunodes import clusters
 from gpunodes.engine import group_lock
+from gpunodes.engine.cluster.api import Api
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import over_ssh
 from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
@@ -16,6 +18,7 @@ from gpunodes.engine.cluster.session import Session
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 
+_Api = TypeVar("_Api", bound=Api)
 _READ = "/api/v1/namespaces/kube-system"
 """What a control plane reads from etcd to show that its API works."""
 
@@ -41,6 +44,15 @@ def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
         return Session(transports)
     cluster = inventory.cluster
     return Session(transports, clusters.ca(cluster), functools.partial(clusters.remember_ca, cluster))
+
+
+@contextlib.contextmanager
+def connected(inventory: Inventory, kind: Callable[[Session], _Api]) -> Iterator[_Api]:
+    """The API, as ``kind`` sees it, in a session that ends afterwards; raises NoResponse if it does not respond."""
+    with contextlib.closing(session(inventory)) as opened:
+        api = kind(opened)
+        api.call_once("GET", "/version")
+        yield api
 
 
 def lock(

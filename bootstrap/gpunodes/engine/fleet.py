@@ -21,7 +21,7 @@ from gpunodes.identity.matcher import Match, Matcher
 from gpunodes.identity.model import MachineIdentity, reported
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
-from gpunodes.planner import desired
+from gpunodes.planner import pools
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.policy import Node
 from gpunodes.repair.switched_off import Switched, of_machines
@@ -134,12 +134,12 @@ class InventoryFleet:
     def _read_labels(self, name: str) -> dict[str, str]:
         variables = self.inventory.variables(name)
         given = settings.resolve(variables)
-        if "{{" in str([given[key] for key in desired.LABEL_SETTINGS]):
-            rendered = self.inventory.rendered(name, *desired.LABEL_SETTINGS)
+        if "{{" in str([given[key] for key in pools.LABEL_SETTINGS]):
+            rendered = self.inventory.rendered(name, *pools.LABEL_SETTINGS)
             settings.report_all(self.inventory.path, {name: list(settings.problems(rendered))})
             given |= rendered
         try:
-            return desired.labels(given, variables.get("group_names") or ())
+            return pools.labels(given, variables.get("group_names") or ())
         except WrongInput as error:
             wrong = error.problem
             raise WrongInput(f"{name}: {wrong.found}", wrong.wanted, wrong.remedy) from error

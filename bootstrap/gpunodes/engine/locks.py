@@ -17,6 +17,7 @@ import secrets
 import select
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -184,8 +185,11 @@ def hold(
 
 
 def clock() -> float:
-    """A clock that cannot be set and that runs while the controller is suspended (clock_gettime(2), CLOCK_BOOTTIME)."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    """A clock that cannot be set and that runs while the controller is suspended.
+
+    On Linux CLOCK_BOOTTIME (clock_gettime(2)); macOS's CLOCK_MONOTONIC runs in sleep (its clock_gettime(3)).
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC)
 
 
 def _connect(address: str, variables: Mapping[str, Any], who: Mapping[str, str], machine: str) -> subprocess.Popen[str]:

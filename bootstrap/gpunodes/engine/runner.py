@@ -254,6 +254,8 @@ def environment(inventory: Path) -> dict[str, str]:
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
         "ANSIBLE_DEPRECATION_WARNINGS": "False",
         **({"ANSIBLE_INVENTORY_PLUGINS": beside} if beside else {}),
+        # Ansible forks its workers. macOS kills a forked process in which a thread of the parent was using Objective-C.
+        **({"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}),
     }
 
 

@@ -38,6 +38,11 @@ def _driver_frame(window: bytes, begin: int, end: int) -> bytes:
     return b" ".join(((name[0] if name else b"") + found[0]).split())
 
 
+def _is_driver_task(name: bytes, window: bytes, begin: int, end: int) -> bool:
+    """Whether a task hangs in the driver by its name, without a frame of it; not if its stack waits for NFS."""
+    return bool(patterns.NVIDIA_TASK.fullmatch(name)) and not patterns.NFS_FRAME.search(window, begin, end)
+
+
 def _match(
     kind: LineKind | None, window: bytes, found: re.Match[bytes], *, task: bytes = b"", proof: bytes = b""
 ) -> LineMatch:
@@ -64,12 +69,15 @@ _LOCKUP = _StuckReport(patterns.SOFT_LOCKUP, patterns.AFTER_LOCKUP, LineKind.SOF
 
 
 def _stuck(report: _StuckReport, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
-    """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver."""
+    """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver.
+
+    A tool of the driver that waits for an NFS server is not: nvidia-smi may write to a home directory there.
+    """
     found = match_at(report.pattern, window, position)
     if found:
         begin, end = _report_range(window, found, report.after, newest_first=newest_first)
         frame = _driver_frame(window, begin, end)
-        in_driver = frame or patterns.NVIDIA_TASK.fullmatch(found[1])
+        in_driver = frame or _is_driver_task(found[1], window, begin, end)
         kind = report.in_driver if in_driver else report.elsewhere
         yield _match(kind, window, found, task=_task(*found.groups()) if in_driver else b"", proof=frame)
 
@@ -83,8 +91,9 @@ def _owner(window: bytes, position: int, newest_first: bool) -> Iterator[LineMat
     if found:
         begin, end = _report_range(window, found, patterns.AFTER_HUNG_TASK, newest_first=newest_first)
         # With the newest line first, the stack before this line may be the waiting task's.
-        frame = b"" if newest_first else _driver_frame(window, begin, end)
-        in_driver = frame or patterns.NVIDIA_TASK.fullmatch(found[1])
+        end = begin if newest_first else end
+        frame = _driver_frame(window, begin, end)
+        in_driver = frame or _is_driver_task(found[1], window, begin, end)
         task = _task(*found.groups()) if in_driver else b""
         yield _match(LineKind.HUNG_TASK if in_driver else None, window, found, task=task, proof=frame)
 
@@ -106,7 +115,7 @@ def _unfrozen(window: bytes, position: int, newest_first: bool) -> Iterator[Line
     starts = [dump.start() for dump in dumps]
     for dump, following in zip(dumps, [*starts[1:], end], strict=False):
         frame = _driver_frame(window, dump.end(), following)
-        if frame or patterns.NVIDIA_TASK.fullmatch(dump[1]):
+        if frame or _is_driver_task(dump[1], window, dump.end(), following):
             yield _match(LineKind.HUNG_TASK, window, found, task=_task(dump[1], dump[2]), proof=frame)
             return
     yield _match(None, window, found)

@@ -37,7 +37,10 @@ GROUPS: Mapping[Role, str] = {
     Role.CONTROL_PLANE: "control_plane",
     Role.WORKER: "workers",
     Role.GPU_HOST: "gpu_hosts",
+    Role.STORAGE: "storage",
 }
+_MACHINES = (Role.CONTROL_PLANE, Role.WORKER, Role.GPU_HOST)
+"""The roles of the machines that commands work on, unless they name others."""
 
 
 class Inventory:
@@ -73,6 +76,14 @@ class Inventory:
     def _check_roles(self) -> None:
         """Raise WrongInput for a machine that is meant to be a node, and not to be one."""
         nodes = {machine.name for machine in self.machines(Role.CONTROL_PLANE, Role.WORKER)}
+        hosts = {machine.name for machine in self.machines(Role.GPU_HOST)}
+        if both := sorted(hosts & {machine.name for machine in self.machines(Role.STORAGE)}):
+            raise WrongInput(
+                f"{self.path}: {', '.join(both[:_SHOWN])} in the groups {GROUPS[Role.GPU_HOST]} and "
+                f"{GROUPS[Role.STORAGE]}",
+                "one of these groups: shared storage is for the nodes of a cluster",
+                "remove the machine from one of them",
+            )
         if both := [host.name for host in self.machines(Role.GPU_HOST) if host.name in nodes]:
             raise WrongInput(
                 f"{self.path}: {', '.join(both[:_SHOWN])} in the group {GROUPS[Role.GPU_HOST]} and in "
@@ -115,9 +126,9 @@ class Inventory:
         return found
 
     def machines(self, *roles: Role) -> list[Machine]:
-        """The machines of these roles, by default of all roles, in the inventory's order."""
+        """The machines of these roles, by default of all but storage, in the inventory's order."""
         found: dict[str, Machine] = {}
-        for role in roles or tuple(Role):
+        for role in roles or _MACHINES:
             if role not in self._of_role:
                 group = self._manager.groups.get(GROUPS[role])
                 self._of_role[role] = [self._machine(host.name, role) for host in (group.get_hosts() if group else ())]
@@ -164,7 +175,7 @@ class Inventory:
         candidates = self.machines(*roles)
         if not patterns:
             if not candidates:
-                groups = " or ".join(GROUPS[role] for role in roles or tuple(Role))
+                groups = " or ".join(GROUPS[role] for role in roles or _MACHINES)
                 raise WrongInput(f"{self.path} has no machine in the group {groups}", "at least one", "add a machine")
             return candidates
         by_name = {machine.name: machine for machine in candidates}
@@ -179,7 +190,7 @@ class Inventory:
                 )
             for name in self._matches(pattern, known):
                 if name not in by_name:
-                    groups = " or ".join(GROUPS[role] for role in roles or tuple(Role))
+                    groups = " or ".join(GROUPS[role] for role in roles or _MACHINES)
                     raise WrongInput(
                         f"{name} is not in the group {groups} of {self.path}",
                         "a machine of that group",

@@ -1,34 +1,35 @@
-"""The add-ons of a cluster: the network add-on and the device plugin, brought to the versions of this gpunodes."""
+"""The add-ons of a cluster: network and device plugin, brought to the versions of this gpunodes, and optional ones."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import Fleet
-from gpunodes.errors import GpunodesError, Interrupted
+from gpunodes.errors import GpunodesError, Interrupted, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded
 from gpunodes.operations.rolling import commands, context
 from gpunodes.operations.rolling.context import Report
 from gpunodes.planner import reports
-from gpunodes.planner.addons import PlannedAddon, planned
+from gpunodes.planner.addons import Addon, PlannedAddon, images_of, planned, refusal
 
-_PLAYBOOK = "addons.yml"
+_PLAYBOOK = "addon.yml"
 
 
 def plan(inventory: Inventory) -> list[PlannedAddon]:
     """The installed add-ons with what would change; raises GpunodesError if the cluster cannot be read."""
     found: list[PlannedAddon] = []
-    for answer in _run(inventory, "pending", "the add-ons cannot be read"):
+    for result in _run(inventory, "pending", "the add-ons cannot be read"):
+        if (answer := result.get("addons")) is None:
+            continue
         if problem := reports.addons_problem(answer):
-            raise GpunodesError(
-                f"the control plane's report of the add-ons is invalid: {problem}",
-                "a report of the module addon_pending",
-                "check that the machine and its API server are yours",
-            )
+            raise _invalid(problem)
         found += map(planned, answer)
     return found
 
@@ -40,32 +41,149 @@ def upgrade(fleet: Fleet, inventory: Inventory, report: Report) -> None:
     then it is as before. Raises Lost if another command may have begun a roll-out meanwhile.
     """
     with contextlib.ExitStack() as stack:
-        opened = stack.enter_context(context.opened(fleet, "addons upgrade", report))
+        opened = stack.enter_context(context.opened(fleet, "addon upgrade", report))
         commands.check_finished(stack.enter_context(commands.locked(opened)))
         report("", "updating the network add-on and the device plugin")
         _run(inventory, "addons", "the add-ons were not updated", opened.leases.lost)
 
 
+def listed(inventory: Inventory) -> dict[str, str]:
+    """The versions of the optional add-ons that are installed, by name; raises GpunodesError if they cannot be read."""
+    results = _run(inventory, "optional", "the add-ons cannot be read", variables={"addon_state": "listed"})
+    answers = [each["installed"] for each in results if "installed" in each]
+    if problem := reports.installed_problem(answers[0] if answers else None):
+        raise _invalid(problem)
+    return dict(answers[0])
+
+
+def up(
+    fleet: Fleet, inventory: Inventory, addon: Addon, manifest: Path | None, report: Report, *, dry_run: bool = False
+) -> list[str]:
+    """Install an optional add-on, and wait until it runs; the objects that changed, or with ``dry_run`` would change.
+
+    ``manifest`` is the file with its objects if it has no template. Raises WrongInput if the settings forbid it, and
+    GpunodesError if an object of another owner exists, or it does not run.
+    """
+    given = fleet.settings()
+    if wrong := refusal(addon, given):
+        raise wrong
+    images_of(addon, given["gpunodes_addon_images"])
+    variables = {"addon_name": addon.name, "addon_objects": objects_of(addon, manifest)}
+    return _change(fleet, inventory, "up", variables, report, dry_run=dry_run)
+
+
+def down(fleet: Fleet, inventory: Inventory, addon: Addon, report: Report, *, dry_run: bool = False) -> list[str]:
+    """Remove an optional add-on; the objects that were deleted. Raises GpunodesError while it is in use."""
+    variables = {"addon_name": addon.name, "addon_state": "absent"}
+    return _change(fleet, inventory, "down", variables, report, dry_run=dry_run)
+
+
+def verify(inventory: Inventory, addon: Addon) -> None:
+    """Wait until an optional add-on runs and answers; raises GpunodesError with the reason if it does not."""
+    variables = {"addon_name": addon.name, "addon_state": "verified"}
+    _run(inventory, "optional", f"{addon.name} does not run", variables=variables)
+
+
+def objects_of(addon: Addon, manifest: Path | None) -> list[dict[str, Any]]:
+    """The objects in the file of an add-on without a template, none for one with; raises WrongInput."""
+    if not addon.manifest:
+        if manifest:
+            raise WrongInput(
+                f"{addon.name} takes no --manifest", "an add-on without objects of its own", "leave it out"
+            )
+        return []
+    if not manifest:
+        raise WrongInput(
+            f"gpunodes has no objects of {addon.name} {addon.version}",
+            "--manifest FILE, a file of its publisher",
+            addon.obtaining,
+        )
+    try:
+        documents = list(yaml.safe_load_all(manifest.read_text(encoding="utf-8")))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise WrongInput(f"{manifest} cannot be read: {error}", "a file of Kubernetes objects in YAML", "") from error
+    found = [each for document in documents if document for each in _items(document)]
+    if not found or not all(_is_object(each) for each in found):
+        raise WrongInput(
+            f"{manifest} has something else than objects", "Kubernetes objects in YAML", "download it again"
+        )
+    return found
+
+
+def _items(document: Any) -> list[Any]:
+    is_list = isinstance(document, dict) and document.get("kind") == "List"
+    return list(document.get("items") or ()) if is_list else [document]
+
+
+def _is_object(each: Any) -> bool:
+    if not isinstance(each, dict) or not isinstance(each.get("metadata"), dict):
+        return False
+    return all(
+        isinstance(value, str) for value in (each.get("apiVersion"), each.get("kind"), each["metadata"].get("name"))
+    )
+
+
+def _change(
+    fleet: Fleet, inventory: Inventory, verb: str, variables: Mapping[str, Any], report: Report, *, dry_run: bool
+) -> list[str]:
+    """Run the playbook for an optional add-on, while no roll-out can begin; the objects that changed."""
+    name = variables["addon_name"]
+    failed = f"{name} was not {'installed' if verb == 'up' else 'removed'}"
+    with contextlib.ExitStack() as stack:
+        lost: Callable[[], GpunodesError | None] = _held
+        if not dry_run:
+            opened = stack.enter_context(context.opened(fleet, f"addon {verb}", report))
+            commands.check_finished(stack.enter_context(commands.locked(opened)))
+            lost = opened.leases.lost
+            report("", f"{'installing' if verb == 'up' else 'removing'} {name}")
+        results = _run(inventory, "optional", failed, lost, variables, check=dry_run)
+    changed = [each["objects"] for each in results if "objects" in each]
+    for answer in changed:
+        if problem := reports.changes_problem(answer):
+            raise _invalid(problem)
+    return [title for answer in changed for title in answer]
+
+
+def _invalid(problem: str) -> GpunodesError:
+    return GpunodesError(
+        f"the control plane's report of the add-ons is invalid: {problem}",
+        "a report of the module addon",
+        "check that the machine and its API server are yours",
+    )
+
+
+def _held() -> GpunodesError | None:
+    return None
+
+
 def _run(
-    inventory: Inventory, tag: str, failed: str, lost: Callable[[], GpunodesError | None] = lambda: None
-) -> list[Any]:
-    """Run the playbook with a tag; what it reports about add-ons. Raises GpunodesError if it fails.
+    inventory: Inventory,
+    tag: str,
+    failed: str,
+    lost: Callable[[], GpunodesError | None] = _held,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    check: bool = False,
+) -> list[Mapping[str, Any]]:
+    """Run the playbook with a tag; the results of its tasks on the control plane. Raises GpunodesError if it fails.
 
     ``lost`` returns why the lock is lost, None while it is held: it is asked all the time.
     """
     control = control_planes.choose(inventory).machine
-    answers: list[Any] = []
+    answers: list[Mapping[str, Any]] = []
     failures: list[TaskEnded] = []
 
     def on_event(event: Event) -> None:
         if isinstance(event, TaskEnded):
             if event.outcome.is_failure:
                 failures.append(event)
-            elif event.machine == control.name and "addons" in event.result:
-                answers.append(event.result["addons"])
+            elif event.machine == control.name:
+                answers.append(event.result)
 
-    play = runner.Play(_PLAYBOOK, inventory, [control.name], tags=[tag], control=control.name)
-    ended = runner.run(play, journal.open_run(f"addons {tag}"), on_event, lambda: lost() is not None)
+    play = runner.Play(
+        _PLAYBOOK, inventory, [control.name], tags=[tag], control=control.name, variables=variables, check=check
+    )
+    ended = runner.run(play, journal.open_run(f"addon {tag}"), on_event, lambda: lost() is not None)
     if ended.interrupted:
         raise lost() or Interrupted
     if not ended.ok:

@@ -12,7 +12,7 @@ from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
-from gpunodes.planner import desired, endpoint, gpu, node_address, versions
+from gpunodes.planner import endpoint, gpu, node_address, pools, storage, versions
 
 _PAGE = "`gpunodes help --page existing-cluster`"
 
@@ -44,8 +44,12 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
             f"there is no inventory at {path}", f"an Ansible inventory with {groups}", f"name it with -i, {otherwise}"
         )
     found = Inventory(path)
-    variables = {machine.name: found.variables(machine.name) for machine in found.machines()}
-    problems = {name: [*settings.problems(own), *_pool_problems(found, own)] for name, own in variables.items()}
+    every = [*found.machines(), *found.machines(Role.STORAGE)]
+    variables = {machine.name: found.variables(machine.name) for machine in every}
+    problems = {
+        name: [*settings.problems(own), *_pool_problems(found, own), *_storage_problems(own)]
+        for name, own in variables.items()
+    }
     for machine in found.machines(Role.CONTROL_PLANE):
         problems[machine.name] += _endpoint_problems(variables[machine.name])
     controls = {machine.name for machine in found.machines(Role.CONTROL_PLANE)}
@@ -56,11 +60,11 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
 def _pool_problems(inventory: Inventory, variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:
     """Groups of ``gpunodes_pools`` that do not exist, and a machine in several of them."""
     resolved = settings.resolve(variables)
-    pools = resolved["gpunodes_pools"]
-    if not isinstance(pools, Mapping):
+    named = resolved["gpunodes_pools"]
+    if not isinstance(named, Mapping):
         return
     # A dynamic inventory has only groups with machines.
-    unknown = [] if inventory.plugin else [str(name) for name in pools if name not in inventory.groups]
+    unknown = [] if inventory.plugin else [str(name) for name in named if name not in inventory.groups]
     for name in unknown:
         near = difflib.get_close_matches(name, inventory.groups, n=1)
         nearest = f"; the nearest: {near[0]}" if near else ""
@@ -68,10 +72,18 @@ def _pool_problems(inventory: Inventory, variables: Mapping[str, Any]) -> Iterat
             "gpunodes_pools", f"names {name}, which is no group", f"groups of the inventory{nearest}"
         )
     try:
-        desired.pool(resolved, variables.get("group_names") or ())
+        pools.pool(resolved, variables.get("group_names") or ())
     except WrongInput as error:
         names = error.problem.found.removeprefix("gpunodes_pools ")
         yield settings.SettingProblem("gpunodes_pools", names, "one of them, or the machine's pool in gpunodes_pool")
+
+
+def _storage_problems(variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:
+    """Shares that cannot be made; a value that is no list has its own problem, and only Ansible renders a template."""
+    value = settings.resolve(variables)[storage.SETTING]
+    if isinstance(value, list) and "{{" not in str(value):
+        for each in storage.problems(value):
+            yield settings.SettingProblem(storage.SETTING, *each)
 
 
 def _endpoint_problems(variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:

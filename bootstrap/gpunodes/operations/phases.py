@@ -15,6 +15,12 @@ NODE = Phase(
     "Prepare the machine",
     "Load kernel modules and set kernel settings for pod networking; disable swap; open ports in active firewalls.",
 )
+NFS_CLIENT = Phase(
+    "nfs_client",
+    "Install the NFS client",
+    "mount.nfs, by which the kubelet mounts shared storage.",
+    only=(Only.STORAGE,),
+)
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
 DOCKER = Phase(
@@ -167,6 +173,27 @@ PREPARED = Phase(
     "Wait until all images are pulled; remove the ids that containerd and Docker gave the machine.",
 )
 DRAIN = Phase("drain", "Drain the node", "Cordon, drain within a time limit, delete the node from the cluster.")
+STORAGE = Phase(
+    "storage",
+    "Offer the shares to pods",
+    "A PersistentVolume and its claim for each share and namespace.",
+    only=(Only.CONTROL_PLANE,),
+)
+STORAGE_VERIFIED = Phase(
+    "storage_verified",
+    "Verify the shares",
+    "The server answers each node, the claims are bound, and a pod reads what a pod on another node wrote.",
+)
+STORAGE_IDLE = Phase("storage_idle", "Check that no share is mounted", "Stop if a node has a share mounted.")
+STORAGE_REMOVED = Phase(
+    STORAGE.name,
+    "Remove volumes and claims",
+    "The same role deletes them; the data stays.",
+    only=(Only.CONTROL_PLANE,),
+)
+NFS_CLIENT_REMOVED = Phase(
+    NFS_CLIENT.name, "Remove the NFS client", "The same role removes it, if gpunodes installed it."
+)
 RESET = Phase(
     "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
 )
@@ -200,7 +227,7 @@ UPGRADE_FACTS = Phase(
 
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml,
 # endpoint.yml and create.yml.
-PREPARE = (NODE, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
+PREPARE = (NODE, NFS_CLIENT, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
 GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
 CREATE = (ENDPOINT, CONTROL_PLANE, NETWORK)
 GROW = (MEMBER, CERTIFICATES, CONTROL_PLANE_JOIN)
@@ -232,6 +259,9 @@ LONG_TASKS = {
     "Create a token": "waiting for the API server",
     "Remove what an earlier join left in etcd": "waiting for other control planes that are joining",
     "Verify the control plane": "waiting for etcd and the API server",
+    "Install the NFS client": _PACKAGES,
+    "Check that no share is mounted on the machine": "waiting for the kubelet to unmount",
+    "Verify that pods use the shares": "waiting for the claims and a pod on two nodes",
     "Join the cluster": "waiting for the kubelet to register its node",
     "Verify that nodes are ready": "waiting for the nodes and their pods",
     "Verify that pods get the GPUs": "waiting for the device plugin and a pod on each node",

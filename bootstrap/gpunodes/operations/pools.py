@@ -10,7 +10,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Severity
 from gpunodes.operations import nodes
 from gpunodes.operations.preflight import Inspection
-from gpunodes.planner.desired import POOL_LABEL
+from gpunodes.planner.pools import POOL_LABEL
 
 
 def changes(inventory: Inventory, machines: Sequence[Machine], seen: Inspection) -> list[PreflightFinding]:

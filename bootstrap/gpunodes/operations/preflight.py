@@ -16,6 +16,7 @@ from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
 from gpunodes.operations import claims, phases, switched_off
+from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import certificates, drift, endpoint, gpu, networks, preflight, reports, versions
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
@@ -274,7 +275,7 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubern
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
     seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version}, compares=True)
-    findings = judge(seen, version)
+    findings = [*judge(seen, version), *storage_findings.of_machines(inventory, seen.facts)]
     view.findings(findings)
     unreachable = {candidate.name for candidate in seen.candidates if candidate.facts is None}
     results = [

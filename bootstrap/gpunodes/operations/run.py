@@ -28,6 +28,7 @@ from gpunodes.model import (
 )
 from gpunodes.operations import burn_in_history, claims, pools, preflight
 from gpunodes.operations import phases as phase_list
+from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import gpu, gpu_installed, scaled_pools
 from gpunodes.planner.candidates import Growth
@@ -215,6 +216,7 @@ def _judged(
     found = preflight.judge(
         seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins, growth=operation.growth
     )
+    found += storage_findings.of_machines(inventory, seen.facts)
     return [*found, *(pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ())]
 
 
@@ -377,6 +379,7 @@ def _applicable(
             name for name, request in requested.items() if scaled_pools.any_scales(request["gpunodes_pools"])
         }
         - own,
+        Only.STORAGE: {name for name, request in requested.items() if request["gpunodes_storage"]},
         Only.WITH_DOCKER: set(requested),
         Only.CUDA: {
             name

@@ -1,10 +1,13 @@
-"""What an update of an add-on would change, from what the control plane reports. Pure."""
+"""The add-ons of a cluster: what an update would change, and the table of optional ones. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from gpunodes.errors import WrongInput
+from gpunodes.planner import tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +33,78 @@ class PlannedAddon:
 def planned(report: Mapping[str, Any]) -> PlannedAddon:
     """The add-on of a row of the result of addon_pending, whose form was checked."""
     return PlannedAddon(report["name"], report["wanted"], report["running"], report["changes"], report["behind"])
+
+
+@dataclass(frozen=True, slots=True)
+class Addon:
+    """An optional add-on: a row of the table addons."""
+
+    name: str
+    purpose: str
+    version: str
+    licence: str
+    source: str
+    namespace: str
+    run: str
+    """How far it was tried."""
+    why: str = ""
+    """Why not further."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """By their names in its template."""
+    manifest: str = ""
+    """Where its objects come from if it has no template."""
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    """Settings with the values that they must have."""
+    options: Sequence[str] = ()
+    """Settings that its template uses."""
+    proof: Mapping[str, Any] = field(default_factory=dict)
+    """What is queried after its workloads run."""
+    uses: Sequence[Mapping[str, Any]] = ()
+    """Objects that forbid its removal."""
+
+    @property
+    def obtaining(self) -> str:
+        """How to get the file for ``manifest``."""
+        is_address = self.manifest.startswith("https://")
+        return f"download {self.manifest}" if is_address else f"make it: {self.manifest} > FILE"
+
+
+def optional() -> dict[str, Addon]:
+    """The table of optional add-ons."""
+    return {name: Addon(name, **row) for name, row in tables.read("addons").items()}
+
+
+def chosen(name: str) -> Addon:
+    """The optional add-on ``name``; raises WrongInput for another name."""
+    if found := optional().get(name):
+        return found
+    raise WrongInput(f"{name!r} is no optional add-on", f"one of {', '.join(optional())}", "see `gpunodes addon list`")
+
+
+def images_of(addon: Addon, replaced: Mapping[str, Any]) -> dict[str, str]:
+    """Its images, with those of the setting gpunodes_addon_images; raises WrongInput for one that no add-on has."""
+    known = {f"{each.name}/{image}" for each in optional().values() for image in each.images}
+    if unknown := sorted(set(replaced) - known):
+        raise WrongInput(
+            f"gpunodes_addon_images has {', '.join(unknown)}", f"names among {', '.join(sorted(known))}", "correct it"
+        )
+    return {key: str(replaced.get(f"{addon.name}/{key}", image)) for key, image in addon.images.items()}
+
+
+def values_of(addon: Addon, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for its template."""
+    return {key: settings[key] for key in addon.options}
+
+
+def refusal(addon: Addon, settings: Mapping[str, Any]) -> WrongInput | None:
+    """Why the settings of the cluster forbid the add-on, None if they do not."""
+    for key, wanted in addon.requires.items():
+        given, shown = (str(each).lower() for each in (settings[key], wanted))
+        # An INI inventory has texts.
+        if ("true" if given in {"yes", "on", "1"} else given) != shown:
+            return WrongInput(
+                f"{addon.name} needs another value of the setting {key}, which is {given}",
+                f"{key}: {shown}",
+                "set it for the whole cluster, and apply it there first",
+            )
+    return None

@@ -14,7 +14,6 @@ from typing import Any
 from gpunodes.ansible.module_utils.host.spec import Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
-from gpunodes.errors import WrongInput
 from gpunodes.model import Role
 from gpunodes.planner import (
     endpoint,
@@ -24,10 +23,12 @@ from gpunodes.planner import (
     node_address,
     node_software,
     package_sources,
+    pools,
     proxies,
     registration,
     runtime_versions,
     scaled_pools,
+    storage,
     systems,
     time_service,
     versions,
@@ -40,9 +41,6 @@ CONTROL_PLANE = "control_plane"
 GPU_HOSTS = "gpu_hosts"
 """The group of the machines with GPUs that do not become nodes."""
 _DOCKER = "docker"
-POOL_LABEL = "gpunodes.dev/pool"
-LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_node_labels")
-"""The settings that ``labels`` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,40 +254,16 @@ def kubernetes_version(given: Given) -> str:
     return str(given.target or present).removeprefix("v")
 
 
-def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, str]:
-    """The labels of a machine's node by its settings.
-
-    Raises WrongInput for a machine in several pools.
-    """
-    name = pool(settings, groups)
-    return {**({POOL_LABEL: name} if name else {}), **settings["gpunodes_node_labels"]}
-
-
-def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:
-    """The pool of a machine: ``gpunodes_pool``, else its group among the keys of ``gpunodes_pools``, "" for none.
-
-    Raises WrongInput for a machine in several of these groups.
-    """
-    if settings["gpunodes_pool"]:
-        return str(settings["gpunodes_pool"])
-    found = sorted(set(groups) & set(settings["gpunodes_pools"] or ()))
-    if len(found) > 1:
-        raise WrongInput(
-            f"gpunodes_pools names {' and '.join(found)}, and the machine is in all of these groups",
-            "one pool",
-            "set its gpunodes_pool",
-        )
-    return "".join(found)
-
-
 def _labels(given: Given) -> dict[str, str]:
-    return labels(given.settings, given.groups) | firewall.labels(given.facts, given.settings["gpunodes_firewall"])
+    return pools.labels(given.settings, given.groups) | firewall.labels(
+        given.facts, given.settings["gpunodes_firewall"]
+    )
 
 
 def _scales(given: Given) -> bool:
     """Whether the machine is switched on and off as pods need it; control planes and GPU hosts never are."""
     stays = CONTROL_PLANE in given.groups or given.is_gpu_host
-    return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pool(given.settings, given.groups))
+    return not stays and scaled_pools.scales(given.settings["gpunodes_pools"], pools.pool(given.settings, given.groups))
 
 
 def _registration(given: Given, plan: Plan) -> dict[str, Spec]:
@@ -299,9 +273,8 @@ def _registration(given: Given, plan: Plan) -> dict[str, Spec]:
     if not _scales(given):
         return {"registration": registration.unregistered()}
     name, taints = str(given.node.get("name") or given.facts["hostname"]), gpu.taints(given.settings, plan)
-    without_bmc = str(given.settings["gpunodes_bmc_type"] or "") == "wol"
-    found = registration.registered(name.lower(), {**plan.labels, **_labels(given)}, taints, without_bmc=without_bmc)
-    return {"registration": found}
+    node_labels, is_woken = {**plan.labels, **_labels(given)}, given.settings["gpunodes_bmc_type"] == "wol"
+    return {"registration": registration.registered(name.lower(), node_labels, taints, without_bmc=is_woken)}
 
 
 def _node(given: Given, runtime: str, address: str) -> Spec:
@@ -318,19 +291,18 @@ def _firewall(given: Given, address: str) -> Firewall | None:
         return None
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
     pods, shared = str(settings["gpunodes_pod_subnet"]), given.control_planes if settings.get(endpoint.VIP) else ()
-    return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared)
+    serves = storage.serves(settings[storage.SETTING], given.groups)
+    return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared, storage=serves)
 
 
 def _node_wanted(
     given: Given, plan: Plan, version: str, runtime: str, socket: str, images: Sequence[str], address: str
 ) -> dict[str, Spec]:
     """The software of the node, by role."""
-    minor = versions.minor_of(version)
-    exact = versions.is_exact(version)
+    minor, exact = versions.minor_of(version), versions.is_exact(version)
     # kube-proxy's version may be known only after the packages' version is resolved.
     proxy = f"registry.k8s.io/kube-proxy:v{version if exact else '{kubelet}'}"
-    system = given.facts["os"]
-    community = _from_docker(given)
+    system, community = given.facts["os"], _from_docker(given)
     repositories = [package_sources.docker(given.sources, system)] if community else []
     sandbox = node_software.sandbox(minor)
     with_docker = runtime == _DOCKER
@@ -360,6 +332,7 @@ def _node_wanted(
             replace=bool(given.target),
         ),
         **_registration(given, plan),
+        **storage.clients(given.settings[storage.SETTING], given.facts["package_manager"]),
     }
     if with_docker:
         found["docker"] = node_software.docker(repositories, system, _users(given), community=community)
@@ -373,8 +346,7 @@ def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
     """Docker for people, on a machine that is not meant to be a node. Installed packages stay those that they are."""
     if runtime != _DOCKER:
         return {}
-    system = given.facts["os"]
-    installed = _DOCKER in runtimes_of(given.facts)
+    system, installed = given.facts["os"], _DOCKER in runtimes_of(given.facts)
     community = is_installed(given.facts, "docker-ce") if installed else _from_docker(given)
     repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
     docker = node_software.docker(repositories, system, _users(given), community=community)

@@ -21,13 +21,19 @@ _OPENED = ("users", "cluster", "nodes")
 
 
 def wanted(
-    role: Role, addresses: Iterable[str], pods: str, controls: Iterable[str] = (), shared: Iterable[str] = ()
+    role: Role,
+    addresses: Iterable[str],
+    pods: str,
+    controls: Iterable[str] = (),
+    shared: Iterable[str] = (),
+    *,
+    storage: bool = False,
 ) -> Firewall:
     """What the firewall of a machine with this role lets through.
 
     ``addresses`` are those of the cluster's machines; what is no address, such as a name, is left out. ``pods``: the
     range of pods. ``controls``: the addresses of the control planes, if there are several; ``shared``: of those that
-    share a virtual address.
+    share a virtual address. ``storage``: it serves shares.
     """
     machines = usable(addresses)
     ranges = [str(each) for each in networks.ranges_of(pods)]
@@ -42,7 +48,7 @@ def wanted(
         # A port without sources would be open to everyone.
         ports={
             port.text: sources[port.from_]
-            for port in ports.of(role)
+            for port in ports.of(role, storage=storage)
             if port.from_ in sources and (port.from_ == "users" or sources[port.from_])
         },
         devices=tables.read("networks")["pods"]["devices"],

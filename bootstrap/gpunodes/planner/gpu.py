@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gates, systems, tables
+from gpunodes.planner import gates, gpu_sharing, systems, tables
 from gpunodes.planner import gpu_driver as drivers
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner.gpu_case import (
@@ -110,6 +110,7 @@ def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> Reques
         runtime=str(settings["gpunodes_runtime"]),
         source=str(settings["gpunodes_driver_source"] or ""),
         gates=dict(requested),
+        replicas=gpu_sharing.replicas(settings),
         unsupported_os=bool(settings.get("gpunodes_unsupported_os")),
     )
 
@@ -267,6 +268,7 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         runtime=case.requested.runtime,
         cri_dockerd=cri_dockerd,
         gates=feature_gates,
+        replicas=case.requested.replicas,
         reboot_needed=reboot(case, branch, flavour, nouveau),
         labels=_labels(case),
     )

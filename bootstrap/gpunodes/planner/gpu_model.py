@@ -68,6 +68,8 @@ class RequestedSoftware:
     """``nvidia`` or ``distribution``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Additional feature gates of the kubelet."""
+    replicas: int = 1
+    """How many pods get one GPU."""
     unsupported_os: bool = False
     """A system that no row knows is treated as the nearest one."""
 
@@ -83,7 +85,7 @@ class RequestedSoftware:
 
     def without_kubernetes(self) -> RequestedSoftware:
         """The same request for a machine that is not a node."""
-        return replace(self, kubernetes_version="", gates={})
+        return replace(self, kubernetes_version="", gates={}, replicas=1)
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""
@@ -94,6 +96,7 @@ class RequestedSoftware:
             "gpunodes_cudnn_version": self.cudnn,
             "gpunodes_runtime": self.runtime,
             "gpunodes_feature_gates": dict(self.gates),
+            "gpunodes_gpu_sharing": {"mode": "time-slicing", "replicas": self.replicas} if self.replicas > 1 else {},
             "gpunodes_unsupported_os": self.unsupported_os,
         }
 
@@ -160,6 +163,8 @@ class Plan:
     """Whether the runtime needs cri-dockerd with this Kubernetes version."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Feature gates of the kubelet to set."""
+    replicas: int = 1
+    """How many pods get one GPU."""
     reboot_needed: str | None = None
     """Why the machine must be rebooted after the installation, or None."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -56,9 +56,10 @@ def all_ports() -> Sequence[Port]:
     return tuple(Port(**{"from_" if key == "from" else key: value for key, value in row.items()}) for row in rows)
 
 
-def of(role: Role) -> Sequence[Port]:
-    """The ports of a machine with this role; a control plane is a node too."""
-    return [port for port in all_ports() if port.on == "node" or role is Role.CONTROL_PLANE]
+def of(role: Role, *, storage: bool = False) -> Sequence[Port]:
+    """The ports of a machine with this role; a control plane is a node too. ``storage``: it serves shares."""
+    own = {"node": True, "control_plane": role is Role.CONTROL_PLANE, "storage": storage}
+    return [port for port in all_ports() if own[port.on]]
 
 
 def taken(facts: Mapping[str, Any], role: Role) -> Iterator[Problem]:

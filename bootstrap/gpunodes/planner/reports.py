@@ -316,6 +316,19 @@ def addons_problem(addons: object) -> str:
     return wrong(addons, _ADDONS)
 
 
+_INSTALLED = Named(Pattern("version", r"[A-Za-z0-9.+~_-]{0,99}"), 1000, _WORD)
+
+
+def installed_problem(installed: object) -> str:
+    """The same for the versions of optional add-ons in a result of addon."""
+    return wrong(installed, _INSTALLED)
+
+
+def changes_problem(changes: object) -> str:
+    """The same for the names of objects in a result of addon."""
+    return wrong(changes, Many(str, 5000))
+
+
 def upgrade_problem(own: object) -> str:
     """The same for a result of upgrade_facts."""
     return wrong(own, _UPGRADE)

@@ -56,6 +56,8 @@ class Node:
     allocatable: int | None = None
     labelled: int | None = None
     """How many GPUs it had when it joined, by the label gpunodes.dev/gpu-count; None without that label."""
+    replicas: int = 1
+    """How many times it offers each of them, because pods share its GPUs."""
 
     @property
     def available(self) -> bool:
@@ -77,7 +79,8 @@ class Node:
     @property
     def expected(self) -> int | None:
         """GPUs that it offers when healthy: a device plugin may have removed unhealthy GPUs from its capacity."""
-        return max((count for count in (self.capacity, self.labelled) if count is not None), default=None)
+        labelled = None if self.labelled is None else self.labelled * self.replicas
+        return max((count for count in (self.capacity, labelled) if count is not None), default=None)
 
 
 def pool_name(node: Node) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from gpunodes.planner.addons import PlannedAddon
+from gpunodes.planner.addons import Addon, PlannedAddon
 from gpunodes.views import document
-from gpunodes.views.text import wrapped
+from gpunodes.views.text import table, wrapped
 
 _SHOWN = 5
 
@@ -19,9 +19,62 @@ def plan(found: Sequence[PlannedAddon], columns: int | None = None) -> str:
 
 
 def plan_document(found: Sequence[PlannedAddon]) -> str:
-    """``gpunodes.addons-plan/1``"""
+    """``gpunodes.addon-plan/1``"""
     addons = [{**dataclasses.asdict(one), "needed": one.needed} for one in found]
-    return document.dump({"schema": "gpunodes.addons-plan/1", "exit_code": 0, "addons": addons})
+    return document.dump({"schema": "gpunodes.addon-plan/1", "exit_code": 0, "addons": addons})
+
+
+def listing(known: Mapping[str, Addon], installed: Mapping[str, str], columns: int | None = None) -> str:
+    """The optional add-ons as a table, with the installed versions."""
+    rows = [("NAME", "VERSION", "INSTALLED", "TRIED", "PURPOSE")]
+    rows += [(one.name, one.version, installed.get(one.name, "-"), one.run, one.purpose) for one in known.values()]
+    rows += [(name, "-", version, "-", "unknown to this gpunodes") for name, version in _unknown(known, installed)]
+    return table(rows, columns)
+
+
+def list_document(known: Mapping[str, Addon], installed: Mapping[str, str]) -> str:
+    """``gpunodes.addon-list/1``"""
+    addons: list[dict[str, object]] = [
+        {
+            "name": one.name,
+            "purpose": one.purpose,
+            "version": one.version,
+            "installed": installed.get(one.name, ""),
+            "images": sorted(one.images.values()),
+            "manifest": one.manifest,
+            "run": one.run,
+        }
+        for one in known.values()
+    ]
+    unknown = {"purpose": "", "version": "", "images": [], "manifest": "", "run": ""}
+    addons += [{"name": name, "installed": version, **unknown} for name, version in _unknown(known, installed)]
+    return document.dump({"schema": "gpunodes.addon-list/1", "exit_code": 0, "addons": addons})
+
+
+def change_document(one: Addon, changes: Sequence[str], *, dry_run: bool) -> str:
+    """``gpunodes.addon/1``"""
+    return document.dump(
+        {
+            "schema": "gpunodes.addon/1",
+            "exit_code": 0,
+            "name": one.name,
+            "version": one.version,
+            "dry_run": dry_run,
+            "changes": list(changes),
+        }
+    )
+
+
+def change(one: Addon, changes: Sequence[str], done: str, *, dry_run: bool) -> str:
+    """What was ``done`` to an optional add-on, or with ``dry_run`` would be."""
+    lines = [f"  {title}" for title in changes]
+    if dry_run:
+        return "\n".join([f"{one.name}: {len(changes)} objects would change", *lines])
+    return "\n".join([f"{one.name}: {done}; {len(changes)} objects changed", *lines])
+
+
+def _unknown(known: Mapping[str, Addon], installed: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted((name, version) for name, version in installed.items() if name not in known)
 
 
 def _addon(one: PlannedAddon) -> Iterator[tuple[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpunodes.views import document, text
 
@@ -58,14 +58,19 @@ def status(found: Status, columns: int | None = None) -> str:
 
 def document_of(found: Status) -> str:
     """``gpunodes.autoscale/1``"""
+    return document.dump(contents(found))
+
+
+def contents(found: Status) -> dict[str, Any]:
+    """The document before it is text."""
     keys = ("node", "pool", "phase", "since", "reason", "unusable")
-    return document.dump({
+    return {
         "schema": "gpunodes.autoscale/1",
         "running": found.running,
         "pools": {name: dict(each) for name, each in sorted(found.pools.items())},
         "machines": [{key: getattr(each, key) for key in keys} for each in found.machines],
         "changes": list(found.changes),
-    })  # fmt: skip
+    }
 
 
 def _why(machine: Machine) -> str:

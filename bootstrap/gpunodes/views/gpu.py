@@ -117,6 +117,12 @@ def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.hold:
         yield "held", ", ".join(plan.hold)
     if plan.gpus:
+        if plan.replicas > 1:
+            count = len(plan.gpus)
+            yield (
+                "sharing",
+                f"{count} GPU{'' if count == 1 else 's'} x {plan.replicas} = {count * plan.replicas} shares",
+            )
         yield "nouveau", "disabled" if plan.blacklist_nouveau else "not present"
         yield "reboot", plan.reboot_needed or "no"
         yield "labels", ", ".join(f"{name}={value}" for name, value in plan.labels.items())

@@ -16,7 +16,7 @@ from gpunodes.views.colours import coloured, painted
 from gpunodes.views.screen import Redrawn, clock, duration, put_line, redrawable
 
 WAITING = "·"
-_LETTERS = {
+LETTERS = {
     State.HEALTHY: ".",
     State.OFF: "o",
     State.DEGRADED: "d",
@@ -102,13 +102,13 @@ class Map(Redrawn):
         state = self._states.get(name)
         if state is None:
             return WAITING
-        return painted(_LETTERS[state], state.value) if self._colour else _LETTERS[state]
+        return painted(LETTERS[state], state.value) if self._colour else LETTERS[state]
 
     def _legend(self, columns: int) -> list[str]:
         """The meaning of the letters, with the numbers of machines, in one line or two."""
         counts = [
             f"{letter} {state.value} {number}"
-            for state, letter in _LETTERS.items()
+            for state, letter in LETTERS.items()
             if (number := sum(each is state for each in self._states.values()))
         ]
         if waiting := len(self._names) - len(self._states):

@@ -57,7 +57,12 @@ def ended(nodes: Sequence[MaintainedNode]) -> str:
 
 def document(nodes: Sequence[MaintainedNode]) -> str:
     """``gpunodes.maintenance/1``."""
-    return documents.dump({"schema": "gpunodes.maintenance/1", "nodes": [_entry(each) for each in nodes]})
+    return documents.dump({"schema": "gpunodes.maintenance/1", "nodes": entries(nodes)})
+
+
+def entries(nodes: Sequence[MaintainedNode]) -> list[dict[str, object]]:
+    """The nodes of the document."""
+    return [_entry(each) for each in nodes]
 
 
 def _entry(each: MaintainedNode) -> dict[str, object]:

@@ -7,7 +7,7 @@ from gpunodes.planner.ports import Port, all_ports
 from gpunodes.views import document as documents
 from gpunodes.views.text import table
 
-ON = {"control_plane": "the control plane", "node": "every machine"}
+ON = {"control_plane": "the control plane", "node": "every machine", "storage": "the storage server"}
 
 
 def text(columns: int | None = None) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
+from gpunodes import __version__
 from gpunodes.ansible.module_utils import ledger, packages
 from gpunodes.ansible.module_utils.host.spec import Spec
 
 ANSIBLE = Path(packages.__file__).parents[1]
-COLLECTION = ANSIBLE.parents[1] / "ansible_collections/gpunodes/bootstrap"
 MODULES = sorted(path.stem for path in (ANSIBLE / "modules").glob("*.py") if path.name != "__init__.py")
 SUPPORT = {"full", "partial", "none"}
 
@@ -86,7 +86,7 @@ def test_documentation_matches_the_module(name: str, monkeypatch: pytest.MonkeyP
     }
     assert document["module"] == name
     assert not document["short_description"].endswith(".")
-    assert document["version_added"] == yaml.safe_load((COLLECTION / "galaxy.yml").read_text())["version"]
+    assert document["version_added"] == __version__
     assert all(re.fullmatch(r"\w.* \(@[\w-]+\)", author) for author in document["author"])
     called = module_call(name, monkeypatch)
     check_options(document["options"], called["argument_spec"])

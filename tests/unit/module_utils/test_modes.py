@@ -48,7 +48,7 @@ from gpunodes.ansible.module_utils import (
     upgrade_facts,
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
-from gpunodes.ansible.module_utils.cluster import addons, nodes, readiness, removal, upgraded
+from gpunodes.ansible.module_utils.cluster import addons, nodes, optional, readiness, removal, storage, upgraded
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
@@ -577,6 +577,20 @@ def addon_upgraded(machine: Machine) -> dict[str, Any]:
     return {"objects": [{"kind": "DaemonSet"}]}
 
 
+def addon_installed(machine: Machine) -> dict[str, Any]:
+    """An optional add-on; tests/repair/test_addons.py applies real ones to a real API server."""
+
+    def stage(_: Any, name: str, __: str, check: bool) -> tuple[list[str], list[Difference]]:
+        if "v1" in machine.images:
+            return [], []
+        if not check:
+            machine.images.add("v1")
+        return [f"Deployment {name}"], [Difference(f"Deployment {name}", None, {"kind": "Deployment"})]
+
+    machine.monkeypatch.setattr(optional, "up", stage)
+    return {"name": "x", "version": "v1", "objects": [{"kind": "Deployment"}]}
+
+
 def addon_pending(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(addons, "pending", lambda wanted: [{"name": wanted[0]["kind"]}])
     return {"objects": [{"kind": "DaemonSet"}]}
@@ -713,11 +727,16 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         },
     ),
     "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
+    "addon": (addon_installed, {"Deployment x": ("", {"kind": "Deployment"})}),
     "addon_upgrade": (addon_upgraded, {"DaemonSet x": ({"image": "v1"}, {"image": "v2"})}),
     "runtime_upgrade": (runtime_upgraded, {"packages": ({"containerd": "1"}, {"containerd": "2"})}),
     "os_upgrade": (
         os_upgraded,
         {"packages": ({"bash": "1"}, {"bash": "2"}), "held packages": ({}, {"linux-image-amd64": "held"})},
+    ),
+    "shared_folders": (
+        lambda machine: {"folders": [f"{machine.root}/srv/share"]},
+        {"folders": ({}, {"{root}/srv": "present", "{root}/srv/share": "present"})},
     ),
     "image_loaded": (
         image_of_archive,
@@ -943,6 +962,7 @@ READING: dict[str, Prepare] = {
     "gpu_probe": gpu_probe,
     "host_diff": host_diff,
     "host_facts": host_facts,
+    "nfs_unmounted": lambda _: {"shares": ["nas.example:/export/training"]},
     "os_pending": os_pending,
     "addon_pending": addon_pending,
     "runtime_pending": runtime_pending,
@@ -956,6 +976,7 @@ VERIFYING: dict[str, tuple[dict[str, Any], Any, str]] = {
     "gpu_nccl": ({"nodes": {"gpu-1": 1, "gpu-2": 1}, "image": "x"}, nccl_test, "measure"),
     "gpu_served": ({"nodes": {"gpu-1": 1}, "image": "x"}, gpu_cluster, "verify"),
     "gpu_verify": ({"image": "x"}, gpu_verify, "verify"),
+    "storage_claims": ({"claims": [{"namespace": "default", "name": "training"}], "image": "x"}, storage, "verify"),
     "node_upgraded": ({"node": "worker-1", "kubelet": "1.36.3"}, upgraded, "wait"),
     "node_ready": ({"nodes": ["worker-1"], "image": "x"}, readiness, "wait_until_ready"),
 }

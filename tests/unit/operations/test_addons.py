@@ -19,7 +19,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Outcome, TaskEnded
 from gpunodes.operations import addons
 from gpunodes.operations.rolling import commands, context
-from gpunodes.planner.addons import PlannedAddon
+from gpunodes.planner.addons import PlannedAddon, chosen
 from gpunodes.views import addons as views
 
 from tests.hostile import ATTACKS, hostile
@@ -40,6 +40,7 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *reports: Any, failure: str = "", unfinished: str = "") -> None:
         self.tags: list[str] = []
         self.locks = 0
+        self.plays: list[runner.Play] = []
         self._reports = list(reports)
         self._failure = failure
         self._unfinished = unfinished
@@ -58,12 +59,15 @@ class Cluster:
     def run(
         self, play: runner.Play, _: Path, on_event: Any, should_stop: Callable[[], bool] = lambda: False
     ) -> runner.PlayResult:
-        assert (play.playbook, play.machines, play.control) == ("addons.yml", ["cp-1"], "cp-1")
+        assert (play.playbook, play.machines, play.control) == ("addon.yml", ["cp-1"], "cp-1")
         self.tags += play.tags
         if should_stop():
             return runner.PlayResult(ok=False, interrupted=True, log=Path("log"))
-        failed = self._failure if play.tags == ["addons"] else ""
+        self.plays.append(play)
+        failed = self._failure if play.tags != ["pending"] else ""
         report = {} if play.tags == ["addons"] else {"addons": self._reports.pop(0)}
+        if play.tags == ["optional"]:
+            report = report["addons"]
         result = {"msg": failed} if failed else report
         outcome = Outcome.FAILED if failed else Outcome.UNCHANGED
         on_event(TaskEnded("cp-1", "network", "Task", outcome, 1.0, result))
@@ -78,7 +82,7 @@ def inventory(tmp_path: Path) -> Inventory:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, inventory: Inventory, *argv: str) -> int:
-    monkeypatch.setattr("sys.argv", ["gpunodes", "addons", *argv, "-i", str(inventory.path)])
+    monkeypatch.setattr("sys.argv", ["gpunodes", "addon", *argv, "-i", str(inventory.path)])
     with pytest.raises(SystemExit) as ended:
         main()
     return int(ended.value.code or 0)
@@ -93,7 +97,7 @@ def test_an_update_is_shown_made_and_shown_again(
     assert "runs      flannel:v1 on 3 nodes" in shown.err
     assert "wanted    flannel:v2" in shown.err
     document = json.loads(shown.out)
-    assert (document["schema"], document["addons"][0]["needed"]) == ("gpunodes.addons-plan/1", False)
+    assert (document["schema"], document["addons"][0]["needed"]) == ("gpunodes.addon-plan/1", False)
     assert (cluster.tags, cluster.locks) == (["pending", "addons", "pending"], 1)
 
 
@@ -162,3 +166,96 @@ def test_the_plan_for_people() -> None:
         "  runs      b:1 on 2 nodes",
     ]
     assert views.plan([]) == "no add-on of gpunodes is installed"
+
+
+UP = {"objects": ["Deployment metrics-server"]}
+CERTIFICATES = "all: {vars: {gpunodes_serving_certificates: true}}\n"
+
+
+@pytest.fixture
+def certified(inventory: Inventory) -> Inventory:
+    inventory.path.write_text(inventory.path.read_text() + CERTIFICATES)
+    return Inventory(inventory.path)
+
+
+def test_an_optional_add_on_comes_and_goes(
+    certified: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(monkeypatch, UP, UP, UP, {})
+    assert call(monkeypatch, certified, "up", "metrics-server", "--dry-run", "--json") == ExitCode.DONE
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["dry_run"], document["changes"]) == (
+        "gpunodes.addon/1", True, ["Deployment metrics-server"],
+    )  # fmt: skip
+    assert (cluster.locks, cluster.plays[0].check) == (0, True)
+    assert call(monkeypatch, certified, "up", "metrics-server") == ExitCode.DONE
+    assert "metrics-server: it runs; 1 objects changed" in capsys.readouterr().out
+    assert call(monkeypatch, certified, "down", "metrics-server", "--yes") == ExitCode.DONE
+    assert call(monkeypatch, certified, "verify", "metrics-server") == ExitCode.DONE
+    assert cluster.locks == 2
+    assert [play.variables for play in cluster.plays[1:]] == [
+        {"addon_name": "metrics-server", "addon_objects": []},
+        {"addon_name": "metrics-server", "addon_state": "absent"},
+        {"addon_name": "metrics-server", "addon_state": "verified"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("up", "metrics-server"), "metrics-server needs another value of the setting gpunodes_serving_certificates"),
+        (("up", "nothing"), "'nothing' is no optional add-on"),
+        (("up", "kueue"), "gpunodes has no objects of kueue"),
+        (("up", "local-path", "--manifest", "x.yml"), "local-path takes no --manifest"),
+        (("up", "kueue", "--manifest", "missing.yml"), "missing.yml cannot be read"),
+        (("down", "local-path"), "addon down is not confirmed"),
+    ],
+)
+def test_a_wrong_request_reaches_no_machine(
+    inventory: Inventory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    cluster = Cluster(monkeypatch)
+    assert call(monkeypatch, inventory, *words) == ExitCode.WRONG_INPUT
+    assert message in capsys.readouterr().err
+    assert not cluster.plays
+
+
+def test_a_manifest_is_read_on_the_controller(tmp_path: Path) -> None:
+    kueue = chosen("kueue")
+    good = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
+    path = tmp_path / "manifests.yaml"
+    path.write_text(f"---\n{json.dumps(good)}\n---\n{json.dumps({'kind': 'List', 'items': [good]})}\n---\n")
+    assert addons.objects_of(kueue, path) == [good, good]
+    for bad in ("", "[]", "just text", '{"kind": "ConfigMap", "metadata": []}', "{", "!!python/object:x {}"):
+        path.write_text(bad)
+        with pytest.raises(WrongInput, match=r"manifests\.yaml"):
+            addons.objects_of(kueue, path)
+
+
+def test_the_list_of_optional_add_ons(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"installed": {"local-path": "v0.0.29", "other": "v1"}}
+    Cluster(monkeypatch, found, found)
+    assert call(monkeypatch, inventory, "list", "--json") == ExitCode.DONE
+    rows = {each["name"]: each["installed"] for each in json.loads(capsys.readouterr().out)["addons"]}
+    assert (rows["local-path"], rows["metrics-server"], rows["other"]) == ("v0.0.29", "", "v1")
+    assert call(monkeypatch, inventory, "list") == ExitCode.DONE
+    assert "unknown to this gpunodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_report_of_optional_add_ons_is_refused(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    for bad in ({"installed": {attack: "v1"}}, {"installed": {"x": attack}}, {"installed": attack}, {}):
+        Cluster(monkeypatch, bad)
+        with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
+            addons.listed(inventory)
+    Cluster(monkeypatch, {"objects": attack})
+    with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
+        addons.down(InventoryFleet(inventory), inventory, chosen("local-path"), lambda *_: None)

@@ -115,11 +115,11 @@ def test_a_handled_failure_does_not_count() -> None:
     [
         ([], None, []),
         (["node"], None, ["node"]),
-        ([], "kubernetes", ["preflight", "node", "containerd", "docker", "cri_dockerd"]),
+        ([], "kubernetes", ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd"]),
         (
             ["ready"],
             "docker_images",
-            ["preflight", "node", "containerd", "docker", "cri_dockerd", "kubernetes", "ready"],
+            ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd", "kubernetes", "ready"],
         ),
     ],
 )

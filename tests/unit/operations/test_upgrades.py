@@ -141,9 +141,7 @@ def test_control_planes_come_before_kubelets_and_the_add_ons_last(
         (upgrades.CONTROL_PLANES, ["cp-1", "cp-2"]),
         (upgrades.KUBELETS, ["cp-1", "cp-2", "w-1", "w-2"]),
     ]
-    assert [(play.playbook, play.machines, play.tags) for play in rolled.plays] == [
-        ("addons.yml", ["cp-1"], ["addons"])
-    ]
+    assert [(play.playbook, play.machines, play.tags) for play in rolled.plays] == [("addon.yml", ["cp-1"], ["addons"])]
 
 
 def test_nothing_follows_a_roll_out_that_failed(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:

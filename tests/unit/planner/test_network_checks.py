@@ -209,7 +209,7 @@ def test_a_program_among_the_node_ports_is_a_warning() -> None:
 def test_each_row_of_the_table_is_complete() -> None:
     for port in ports.all_ports():
         assert port.protocol in {"tcp", "udp"} or port.text == "vrrp 112"
-        assert port.on in {"node", "control_plane"}
+        assert port.on in {"node", "control_plane", "storage"}
         assert port.from_ in firewall.WHO
         assert 0 < port.first <= port.last < 1 << 16
         assert port.purpose

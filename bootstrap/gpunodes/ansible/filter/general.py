@@ -311,11 +311,37 @@ def image_archive(path: str) -> dict[str, str]:
         ) from error
 
 
+def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An optional add-on for its role: version, images, settings, proof, uses, and the problem with them ("" for none).
+
+    Without a name all are empty.
+    """
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner import addons
+
+    if not name:
+        return {"version": "", "images": {}, "settings": {}, "proof": {}, "uses": [], "problem": ""}
+    try:
+        found = addons.chosen(name)
+        replaced = addons.images_of(found, images)
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+    return {
+        "version": found.version,
+        "images": replaced,
+        "settings": addons.values_of(found, settings),
+        "proof": dict(found.proof),
+        "uses": list(found.uses),
+        "problem": str(addons.refusal(found, settings) or ""),
+    }
+
+
 class FilterModule:
     """The filters, as Ansible looks them up."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
+            "addon": addon,
             "cluster_problem": cluster_problem,
             "data": data,
             "desired": desired,

@@ -89,6 +89,17 @@ def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
     return sum(bool(gpus_of(found)) for found in facts)
 
 
+def gpu_replicas(given: Iterable[Any]) -> list[int]:
+    """The different numbers of pods that share a GPU in these values of gpunodes_gpu_sharing, without 1."""
+    from gpunodes.errors import WrongInput
+    from gpunodes.planner.gpu_sharing import all_replicas
+
+    try:
+        return all_replicas(given)
+    except WrongInput as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
 def failed_level(levels: Sequence[Mapping[str, str]]) -> str:
     """A message about the first failed level, "" if none failed."""
     from gpunodes.ansible.module_utils.problem import Problem
@@ -130,6 +141,7 @@ class FilterModule:
             "failed_level": failed_level,
             "gpu_labels": labels,
             "gpu_machines": gpu_machines,
+            "gpu_replicas": gpu_replicas,
             "runtimes": runtimes,
             "without_driver": without_driver,
         }

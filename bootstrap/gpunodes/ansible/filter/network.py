@@ -27,12 +27,14 @@ def firewalled(
     pods: str,
     controls: Sequence[str] = (),
     shared: Sequence[str] = (),
+    storage: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The other machines in whose firewalls gpunodes opened ports: ``name``, and ``wanted`` for the module host.
 
     ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the control planes'
     names, under whose key identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are
     let in, ``controls`` to the ports of control planes for each other, ``shared`` to their virtual address.
+    ``storage`` are the machines that serve shares.
     """
     from gpunodes import clusters
     from gpunodes.engine import identities
@@ -51,7 +53,8 @@ def firewalled(
     for name in sorted(set(machines) - set(joining)):
         node = matcher.match(known[name]).node
         if node and node.name in labelled:
-            spec = firewall.wanted(labelled[node.name], addresses, pods, controls, shared)
+            serves = name in storage
+            spec = firewall.wanted(labelled[node.name], addresses, pods, controls, shared, storage=serves)
             found.append({"name": name, "wanted": {"firewall": json.loads(json.dumps(dataclasses.asdict(spec)))}})
     return found
 

@@ -18,7 +18,7 @@ from .problem import MachineProblem
 
 FOLDER = "/var/lib/gpunodes"
 PATH = f"{FOLDER}/ledger.json"
-SECTIONS = ("gpu",)
+SECTIONS = ("gpu", "nfs_client", "nfs_server")
 """A section can be undone separately: it has a file of its own in the ledger's folder, with the same format."""
 
 
@@ -43,6 +43,8 @@ class Ledger:
     files: dict[str, OldFile] = field(default_factory=dict)
     directories: list[str] = field(default_factory=list)
     """Folders that did not exist before and that contain only files of gpunodes and its software."""
+    shared: list[str] = field(default_factory=list)
+    """Folders that did not exist before and hold users' data: only `gpunodes storage down` removes them, if empty."""
     modules: list[str] = field(default_factory=list)
     """Kernel modules that were not loaded before."""
     sysctls: dict[str, str] = field(default_factory=dict)

@@ -134,7 +134,7 @@ options:
       section:
         description: The section of the ledger that records the changes; empty for the ledger itself.
         type: str
-        choices: ["", gpu]
+        choices: ["", gpu, nfs_client, nfs_server]
   proxy_credentials:
     description: >-
       USER:PASSWORD for the proxies in the desired state whose URLs contain C({credentials}), by C(http) and C(https).

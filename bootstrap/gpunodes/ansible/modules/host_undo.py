@@ -17,7 +17,7 @@ options:
   section:
     description: The section of the ledger to undo; empty for all.
     type: str
-    choices: ["", gpu]
+    choices: ["", gpu, nfs_client, nfs_server]
     default: ""
 attributes:
   check_mode:

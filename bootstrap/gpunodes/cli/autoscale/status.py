@@ -25,5 +25,4 @@ def command(inventory_path: Path, output: str) -> int:
 
     found = commands.status(InventoryFleet(checked.inventory(inventory_path, checked.Needs.CLUSTER)))
     common.show_output(output, lambda: view_of.document_of(found), lambda columns: view_of.status(found, columns))
-    failed = any(each.phase in ("failed", "giving-up") for each in found.machines)
-    return ExitCode.PARTLY if failed or not found.running else ExitCode.DONE
+    return ExitCode.DONE if found.healthy else ExitCode.PARTLY

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunodes.engine.cluster import shapes
 from gpunodes.engine.cluster.connection import NO_CLUSTER, NO_SESSION, OTHER_CLUSTER, Response
-from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused, invalid
 from gpunodes.engine.cluster.session import Session
 
 OnWait = Callable[[str], None]
@@ -75,14 +75,20 @@ class Api:
                 return None
             raise
 
+    def _delete(self, path: str) -> None:
+        """Delete an object; one that is gone is no error."""
+        try:
+            self._call("DELETE", path)
+        except Refused as error:
+            if error.status != NOT_FOUND:
+                raise
+
 
 def _checked(method: str, path: str, response: Response) -> Response:
     """The response, after a check that its body fits the request; raises NoResponse."""
     if violation := shapes.violation(method, path, response.body):
-        raise NoResponse(
-            f"the response of the control plane to {method} {path.partition('?')[0]} is not valid: {violation}",
-            "a Kubernetes API",
-            "check the address of the control-plane machine, and which program listens there",
+        raise invalid(
+            f"the response of the control plane to {method} {path.partition('?')[0]} is not valid: {violation}"
         )
     return response
 

@@ -27,3 +27,12 @@ class Refused(GpunodesError):  # noqa: N818 - as above
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def invalid(found: str) -> NoResponse:
+    """The error for a response that an API server does not give; ``found`` is what is wrong with it."""
+    return NoResponse(
+        found,
+        "a Kubernetes API",
+        "check the address of the control-plane machine, and which program listens there",
+    )

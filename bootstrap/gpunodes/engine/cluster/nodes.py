@@ -76,6 +76,7 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
         capacity=capacity,
         allocatable=_devices(status.get("allocatable") or {}),
         labelled=labelled,
+        replicas=devices.replicas(labels),
     )
 
 

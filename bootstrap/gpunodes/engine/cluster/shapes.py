@@ -20,7 +20,13 @@ _OBJECT = {
     "status": Optional(Maybe({})),
 }
 # A list is requested with some of these fields only.
-_OBJECTS = {"items": Many({**_OBJECT, "metadata": _METADATA}, 10_000_000)}
+_PARTIAL = {**_OBJECT, "metadata": _METADATA}
+_OBJECTS = {"items": Many(_PARTIAL, 10_000_000)}
+
+_LISTS = re.compile(
+    # A namespace may have the name of a kind.
+    r"(?<!/api/v1/namespaces)/(nodes|pods|leases|clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|deployments|events)(\?|$)"
+)
 
 
 def violation(method: str, path: str, body: Any) -> str:
@@ -29,5 +35,10 @@ def violation(method: str, path: str, body: Any) -> str:
         return ""
     if path.partition("?")[0].endswith("/log"):
         return shape.wrong(body, {"message": str})
-    is_list = method == "GET" and re.search(r"/(nodes|pods|leases)(\?|$)", path)
+    if path.endswith("&dryRun=All"):
+        # An object that is not stored has no version.
+        return shape.wrong(body, _PARTIAL)
+    if method == "POST" and path.endswith("/token"):
+        return shape.wrong(body, {"status": {"token": str, "expirationTimestamp": str}})
+    is_list = method == "GET" and _LISTS.search(path)
     return shape.wrong(body, _OBJECTS if is_list else _OBJECT)

@@ -7,7 +7,11 @@ import os
 import re
 import secrets
 import socket
+import subprocess
+import sys
 from pathlib import Path
+
+_UNKNOWN_BOOT = f"unknown-{secrets.token_hex(8)}"
 
 
 def user_at_host() -> str:
@@ -53,15 +57,31 @@ def _has_ended(pid: int, start_time: str) -> bool:
 
 
 def _boot_and_namespace() -> str:
-    """The boot id, and the pid namespace, which decides which processes are visible (pid_namespaces(7))."""
+    """The boot id, and the pid namespace, which decides which processes are visible (pid_namespaces(7)).
+
+    macOS has no such namespaces. A boot that is unknown is no other command's boot.
+    """
+    if sys.platform == "darwin":
+        return _output("sysctl", "-n", "kern.bootsessionuuid") or _UNKNOWN_BOOT
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _start_time(pid: int) -> str:
-    """The start time of a process in clock ticks (proc(5), stat, field 22); "" without a process."""
+    """When a process started, in clock ticks (proc(5), stat, field 22), on macOS as a date; "" without a process."""
+    if sys.platform == "darwin":
+        return "-".join(_output("ps", "-o", "lstart=", "-p", str(pid)).split())
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     return stat.rpartition(")")[2].split()[19]
+
+
+def _output(*argv: str) -> str:
+    """What a program of macOS prints in one line; "" if it fails."""
+    try:
+        done = subprocess.run(argv, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

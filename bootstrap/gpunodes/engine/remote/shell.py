@@ -152,7 +152,8 @@ def local(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
     finally:
-        with contextlib.suppress(ProcessLookupError):
+        # PermissionError: macOS, for a process that has ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()

@@ -72,7 +72,8 @@ class Stream:
             with contextlib.suppress(OSError):
                 if pipe:
                     pipe.close()
-        with contextlib.suppress(ProcessLookupError):
+        # PermissionError: macOS, for a process that has ended.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -41,8 +41,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "smi-stuck",
         "nvidia-smi does not finish",
-        "nvidia-smi after its deadline; in state D it is stuck in the driver",
-        "reboot; reset_gpu if it is not in state D",
+        "nvidia-smi after its deadline; in state D it is stuck in the driver, unless its stack waits for NFS",
+        "reboot; reset_gpu if it is not in state D; watch if it waits for NFS",
         HUNG_TASK,
         hung.smi_stuck,
     ),

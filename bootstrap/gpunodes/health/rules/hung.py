@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpunodes.ansible.module_utils.probe.known import STUCK_S
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
+from gpunodes.health.facts import Facts
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, State
 from gpunodes.health.rules.rule import Rule, RuleInput
 
@@ -41,7 +42,8 @@ def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     # The frame of the driver first: the stack begins with the kernel's own functions.
     stack = sorted(task.stack, key=lambda frame: not _has_frame(frame))
     name = f"{clean(task.name.encode(errors='replace'))} ({task.pid})"
-    if task.age_s >= STUCK_S or facts.smi.status in {"stuck", "timeout"} or _unlogged_hung_tasks(data):
+    smi_hangs = facts.smi.status in {"stuck", "timeout"} and not _waits_for_nfs(facts)
+    if task.age_s >= STUCK_S or smi_hangs or _unlogged_hung_tasks(data):
         message = f"{name} is in uninterruptible sleep in the NVIDIA driver and cannot be killed."
         yield rule.finding(Action.REBOOT, message, evidence=stack, state=State.HUNG, hung=True)
     else:
@@ -49,11 +51,24 @@ def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         yield rule.finding(Action.NONE, message, evidence=stack, watch=True)
 
 
+def _waits_for_nfs(facts: Facts) -> bool:
+    """Whether the nvidia-smi that does not end waits for an NFS server, by its stack; False without one."""
+    frames = [frame for task in facts.tasks if task.pid == facts.smi.pid for frame in task.stack]
+    return any(map(_is_nfs, frames)) and not any(map(_has_frame, frames))
+
+
+def _is_nfs(line: str) -> bool:
+    return patterns.NFS_FRAME.search(line.encode(errors="replace")) is not None
+
+
 def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     smi = data.facts.smi if data.facts else None
     if smi is None or smi.status not in {"stuck", "timeout"}:
         return
-    if smi.task_state == "D":
+    if data.facts and smi.task_state == "D" and _waits_for_nfs(data.facts):
+        message = f"nvidia-smi ({smi.pid}) waits for an NFS server, not for the driver: check again when that responds."
+        yield rule.finding(Action.NONE, message, watch=True)
+    elif smi.task_state == "D":
         message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; gpunodes does not start a second one."
         yield rule.finding(Action.REBOOT, message, state=State.HUNG, hung=True)
     else:

@@ -32,6 +32,10 @@ _READY_S = 300.0
 _POLL_S = 3.0
 
 
+class NoAutoscaler(WrongInput):
+    """The cluster has no autoscaler."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScaledMachineStatus:
     """One machine of a pool that scales."""
@@ -59,6 +63,11 @@ class AutoscaleStatus:
     machines: Sequence[ScaledMachineStatus] = field(default_factory=list)
     changes: Sequence[str] = field(default_factory=list)
     """What `autoscale up` changes, with --dry-run."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the autoscaler runs, and no machine failed."""
+        return self.running and all(each.phase not in ("failed", "giving-up") for each in self.machines)
 
 
 @contextlib.contextmanager
@@ -203,7 +212,7 @@ def _wait(objects: Objects, gathered: Gathered) -> None:
 def _status(objects: Objects) -> AutoscaleStatus:
     document = objects.plan()
     if document is None:
-        raise WrongInput(
+        raise NoAutoscaler(
             "this cluster has no autoscaler", "one that `gpunodes autoscale up` installed", "install it first"
         )
     nodes, states = objects.seen_nodes(), objects.states(create=False)

@@ -17,8 +17,9 @@ from gpunodes.engine.fleet import InventoryFleet, match_nodes
 from gpunodes.engine.power import kinds
 from gpunodes.errors import WrongInput, together
 from gpunodes.model import Machine, Role
-from gpunodes.planner import autoscale, desired
+from gpunodes.planner import autoscale
 from gpunodes.planner.autoscale import ScaledMachine
+from gpunodes.planner.pools import POOL_LABEL
 from gpunodes.planner.scaled_pools import any_scales, scaled
 
 _MAX_CA = 64 << 10
@@ -57,7 +58,7 @@ def gather(
     machines = {
         machine.name: machine
         for machine in fleet.inventory.machines(Role.WORKER)
-        if fleet.labels(machine.name).get(desired.POOL_LABEL) in pools
+        if fleet.labels(machine.name).get(POOL_LABEL) in pools
     }
     known = identities.recall_all(fleet.cluster_name, {name: each.address for name, each in machines.items()})
     matches = match_nodes(fleet, cluster.nodes(), {})
@@ -73,7 +74,7 @@ def gather(
         found.append(
             ScaledMachine(
                 name,
-                fleet.labels(name)[desired.POOL_LABEL],
+                fleet.labels(name)[POOL_LABEL],
                 settings.resolve(variables),
                 own,
                 node,

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunodes.autoscale.store import Store
-from gpunodes.engine.cluster.api import NOT_FOUND
-from gpunodes.engine.cluster.errors import Refused
 from gpunodes.repair.switched_off import CONFIG_MAP as STATES
 
 PLAN, PASSWORDS, DEPLOYMENT = "gpunodes-autoscaler", "gpunodes-autoscaler-bmc", "gpunodes-autoscaler"
@@ -43,11 +41,7 @@ class Objects(Store):
     def delete_plan(self) -> None:
         """Delete both."""
         for kind, name in (("secrets", PASSWORDS), ("configmaps", PLAN)):
-            try:
-                self._call("DELETE", f"{_CORE}/{kind}/{name}")
-            except Refused as error:
-                if error.status != NOT_FOUND:
-                    raise
+            self._delete(f"{_CORE}/{kind}/{name}")
 
     def is_running(self) -> bool:
         """Whether a pod of the autoscaler is ready."""
@@ -57,11 +51,7 @@ class Objects(Store):
 
     def delete_states(self) -> None:
         """Forget the states of all machines."""
-        try:
-            self._call("DELETE", f"{_CORE}/configmaps/{STATES}")
-        except Refused as error:
-            if error.status != NOT_FOUND:
-                raise
+        self._delete(f"{_CORE}/configmaps/{STATES}")
 
     def _apply(self, kind: str, name: str, content: Mapping[str, Any]) -> None:
         kinds = {"configmaps": "ConfigMap", "secrets": "Secret"}

@@ -100,6 +100,11 @@ def upgrade(wanted: Sequence[Mapping[str, Any]], limit_s: float, check: bool) ->
     )
 
 
+def unfinished(client: Client, path: str) -> str:
+    """Why the pods of the DaemonSet at ``path`` do not run on all nodes that are ready, "" if they do."""
+    return _state(client, path, _not_ready(client)).reason
+
+
 def _installed(client: Client, wanted: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str]]:
     """The DaemonSets that exist, with their paths: what was never installed, is not installed by an upgrade."""
     paths = objects.Paths(client)

@@ -1,0 +1,58 @@
+"""gpunodes registry login"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import options, terminal
+from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.operations import checked, registries
+from gpunodes.views import registries as view_of
+
+_MOST = 1 << 17
+
+
+@click.command()
+@click.argument("server")
+@click.option("--user", metavar="NAME", help="The user; asked for by default.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input; asked for by default.")
+@click.option(
+    "--namespace", "namespaces", metavar="NAME", multiple=True, help='A namespace; repeatable; "default" by default.'
+)
+@options.inventory_option
+@options.json_option
+def command(
+    server: str,
+    user: str | None,
+    password_stdin: bool,
+    namespaces: tuple[str, ...],
+    inventory_path: Path,
+    as_json: bool,
+) -> int:
+    """Let the pods of namespaces pull images from a private registry.
+
+    SERVER is the registry as the names of images begin, such as registry.example:5000. User and password are stored in
+    a Secret of each namespace, which its default service account then names beside those that it has. Run the same
+    command again after a change of the password. The password is not tried at the registry.
+    """
+    chosen = namespaces or ("default",)
+    registries.check(server, chosen)
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    if not sys.stdin.isatty() and not (user and password_stdin):
+        raise WrongInput("no terminal asks for user and password", "both", "add --user NAME --password-stdin")
+    name = user or terminal.question("User")
+    password = _read() if password_stdin else terminal.secret(f"Password of {name} at {server}")
+    found = registries.login(inventory, server, chosen, name, password)
+    if as_json:
+        terminal.echo(view_of.dump(found))
+    else:
+        terminal.report(view_of.table(found, terminal.columns()))
+    return ExitCode.DONE
+
+
+def _read() -> str:
+    """The password in standard input, without the end of its line."""
+    return sys.stdin.read(_MOST).removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,33 @@
+"""gpunodes registry logout"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gpunodes.cli import options, terminal
+from gpunodes.errors import ExitCode
+from gpunodes.operations import checked, registries
+from gpunodes.views import registries as view_of
+
+
+@click.command()
+@click.argument("server")
+@click.option(
+    "--namespace", "namespaces", metavar="NAME", multiple=True, help="Only there; repeatable; all by default."
+)
+@options.inventory_option
+@options.json_option
+def command(server: str, namespaces: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
+    """Delete a login, and its password from the cluster.
+
+    Pods that run keep running; new ones cannot pull images of this registry that their machine does not have.
+    """
+    registries.check(server, namespaces)
+    gone = registries.logout(checked.inventory(inventory_path, checked.Needs.CLUSTER), server, namespaces)
+    if as_json:
+        terminal.echo(view_of.dump([], gone))
+    else:
+        terminal.line(f"no login at {server} any more in {', '.join(each.namespace for each in gone)}")
+    return ExitCode.DONE

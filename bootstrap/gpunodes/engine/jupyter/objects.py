@@ -1,0 +1,227 @@
+"""The objects of notebooks in the cluster. An object that gpunodes did not make for a notebook is never touched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from gpunodes import shape
+from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
+from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
+from gpunodes.engine.cluster.errors import Refused, invalid
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.model import printable
+from gpunodes.planner import notebooks, storage
+from gpunodes.planner.notebooks import PATHS, Place, Request
+from gpunodes.shape import Many, Maybe, Optional
+
+_POLL_S = 1.0
+_GONE_S = 120.0
+_LONGEST = 400
+_TEXT = Optional(str)
+_STATE = {
+    "waiting": Optional({"reason": _TEXT, "message": _TEXT}),
+    "terminated": Optional({"exitCode": Optional(int), "reason": _TEXT, "message": _TEXT}),
+}
+_CONTAINERS = Optional(Many({"state": _STATE, "lastState": Optional(_STATE)}, 100))
+_CONDITIONS = Optional(Many({"type": str, "status": str, "message": _TEXT, "reason": _TEXT}, 100))
+_POD = {
+    "metadata": {"name": shape.Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")},
+    "spec": {"nodeName": _TEXT},
+    "status": {
+        "phase": _TEXT,
+        "conditions": _CONDITIONS,
+        "containerStatuses": _CONTAINERS,
+        "initContainerStatuses": _CONTAINERS,
+    },
+}
+_DEPLOYMENT = {
+    "metadata": {"generation": Optional(int)},
+    "status": Optional(
+        Maybe({
+            "observedGeneration": Optional(int),
+            "readyReplicas": Optional(int),
+            "conditions": _CONDITIONS,
+        })
+    ),
+}  # fmt: skip
+_EVENT = {"reason": _TEXT, "message": Optional(Maybe(str)), "lastTimestamp": Optional(Maybe(str))}
+_SERVICE = {"spec": {"ports": Many({"nodePort": Optional(int)}, 10)}}
+_KEEP = ("metadata.name", "metadata.deletionTimestamp", "spec.nodeName", "status")
+
+
+class Notebooks(Api):
+    """The notebooks of a cluster. The methods raise as those of ``Api``."""
+
+    def found(self, place: Place) -> dict[str, Any]:
+        """The objects of a notebook, by kind; raises WrongInput if one of that name is not ours."""
+        return {kind: each for kind in PATHS if (each := self.one(place, kind)) is not None}
+
+    def one(self, place: Place, kind: str) -> dict[str, Any] | None:
+        """One of its objects, None without it; raises WrongInput as ``found``."""
+        found: dict[str, Any] | None = self._find(place.path(kind))
+        if found is not None and not notebooks.is_own(found, place):
+            raise WrongInput(
+                f"the namespace {place.namespace} has a {kind} {place.objects} that gpunodes did not make",
+                "objects of this notebook, or none",
+                "give the notebook another name",
+            )
+        return found
+
+    def check_namespace(self, name: str) -> None:
+        """Raise WrongInput for a namespace that does not exist."""
+        if self._find(f"/api/v1/namespaces/{name}") is None:
+            raise WrongInput(
+                f"the cluster has no namespace {name}",
+                "a namespace that exists",
+                f"create it first: kubectl create namespace {name}",
+            )
+
+    def claims(self, namespace: str) -> list[str]:
+        """The names of the claims of `gpunodes storage` in a namespace."""
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims?labelSelector={quote(storage.SELECTOR)}"
+        return sorted(str(each["metadata"]["name"]) for each in self._call("GET", path).body["items"])
+
+    def has_claim(self, namespace: str, name: str) -> bool:
+        """Whether a namespace has a claim."""
+        return self._find(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}") is not None
+
+    def make(self, place: Place, body: Mapping[str, Any], *, dry_run: bool = False) -> None:
+        """Create an object; raises WrongInput if another client has just created one of its name."""
+        path = f"{PATHS[body['kind']].format(place.namespace)}?fieldManager=gpunodes&fieldValidation=Strict"
+        try:
+            self._call("POST", path + ("&dryRun=All" if dry_run else ""), body)
+        except Refused as error:
+            if error.status != CONFLICT or not self._is_made(place, body):
+                raise
+
+    def _is_made(self, place: Place, body: Mapping[str, Any]) -> bool:
+        """Whether an object that exists is this one: a repeated request whose first attempt succeeded."""
+        now = self._find(place.path(body["kind"])) or {}
+        return notebooks.is_own(now, place) and (body["kind"] != "Secret" or now.get("data") == body["data"])
+
+    def token(self, place: Place) -> str:
+        """The token of a notebook; raises GpunodesError without a valid one."""
+        token = notebooks.token_of(self.one(place, "Secret") or {})
+        if not token:
+            raise GpunodesError(
+                f"the Secret {place.objects} in the namespace {place.namespace} has no token of gpunodes",
+                "the token of `gpunodes jupyter up`",
+                f"run `{place.command('down')}`, then `up` again; a home on shared storage stays",
+            )
+        return token
+
+    def node_port(self, place: Place) -> int | None:
+        """The port of the notebook on every node; None without one."""
+        service = self.one(place, "Service")
+        if service is None:
+            return None
+        _check(service, _SERVICE, f"the Service {place.objects}")
+        return next((each["nodePort"] for each in service["spec"]["ports"] if each.get("nodePort")), None)
+
+    def is_ready(self, deployment: Mapping[str, Any]) -> bool:
+        """Whether the pod of a Deployment is ready."""
+        _check(deployment, _DEPLOYMENT, "a Deployment")
+        status = deployment.get("status") or {}
+        newest = status.get("observedGeneration") == deployment["metadata"].get("generation")
+        return bool(newest and status.get("readyReplicas"))
+
+    def pods(self, place: Place) -> list[dict[str, Any]]:
+        """The pods of a notebook that are not being deleted first, the others after them."""
+        selector = quote(f"{notebooks.LABEL}={place.name}")
+        path = f"/api/v1/namespaces/{place.namespace}/pods?labelSelector={selector}"
+        pods: list[dict[str, Any]] = self._call("GET", path, keep=_KEEP).body["items"]
+        for each in pods:
+            _check(each, _POD, "a pod")
+        return sorted(pods, key=lambda each: "deletionTimestamp" in each["metadata"])
+
+    def reason(self, place: Place, deployment: Mapping[str, Any]) -> str:
+        """Why a notebook is not ready, as scheduler, kubelet or API server report it; on one line."""
+        _check(deployment, _DEPLOYMENT, "a Deployment")
+        for each in (deployment.get("status") or {}).get("conditions") or ():
+            # No pod may be made: a quota, or Pod Security.
+            if each["type"] == "ReplicaFailure" and each["status"] == "True":
+                return _line(each.get("message") or each["type"])
+        pods = self.pods(place)
+        if not pods:
+            return "it has no pod yet"
+        reason = pod_problem(pods[0]) or f"pod {pods[0]['metadata']['name']} is not counted as ready yet"
+        if pods[0]["spec"].get("nodeName") and reason.endswith(("is pending", "is running")):
+            reason = self._warning(place, pods[0]["metadata"]["name"]) or reason
+        return _line(reason)
+
+    def _warning(self, place: Place, pod: str) -> str:
+        """The last warning about a pod: a failed mount or probe is reported only in events."""
+        selector = quote(f"involvedObject.name={pod},type=Warning")
+        path = f"/api/v1/namespaces/{place.namespace}/events?fieldSelector={selector}"
+        events = self._call("GET", path, keep=("metadata.name", "reason", "message", "lastTimestamp")).body["items"]
+        valid = [each for each in events if not shape.wrong(each, _EVENT)]
+        newest = max(valid, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
+        return event_text(newest) if newest else ""
+
+    def all(self) -> list[tuple[Place, dict[str, Any]]]:
+        """The Deployments of all notebooks."""
+        path = f"/apis/apps/v1/deployments?labelSelector={quote(notebooks.PART)}"
+        made = []
+        for each in self._call("GET", path).body["items"]:
+            meta = each["metadata"]
+            place = Place(str((meta.get("labels") or {}).get(notebooks.LABEL, "")), str(meta.get("namespace")))
+            if notebooks.is_place(place) and meta["name"] == place.objects and notebooks.is_own(each, place):
+                made.append((place, each))
+        return sorted(made, key=lambda each: (each[0].namespace, each[0].name))
+
+    def remove(self, place: Place, found: Mapping[str, Any]) -> None:
+        """Delete these objects of a notebook, and wait until its pods are gone; the NetworkPolicy is last."""
+        for kind in reversed([kind for kind in PATHS if kind in found]):
+            if kind == "NetworkPolicy":
+                self._wait_gone(place)
+            self._remove(place.path(kind), str(found[kind]["metadata"]["uid"]))
+        self._wait_gone(place)
+
+    def _remove(self, path: str, uid: str) -> None:
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        try:
+            self._call("DELETE", path, {**body, "propagationPolicy": "Background"})
+        except Refused as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    def _wait_gone(self, place: Place) -> None:
+        deadline = time.monotonic() + _GONE_S
+        while pods := self.pods(place):
+            if time.monotonic() > deadline:
+                name = pods[0]["metadata"]["name"]
+                raise GpunodesError(
+                    f"the pod {place.namespace}/{name} is still there after {_GONE_S:.0f} s",
+                    "a pod that ends",
+                    f"see `kubectl -n {place.namespace} describe pod {name}`, then run the same command again",
+                )
+            time.sleep(_POLL_S)
+
+
+def missing(found: Mapping[str, Any], wanted: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The wanted objects that do not exist."""
+    return [each for each in wanted if each["kind"] not in found]
+
+
+def request_of(place: Place, deployment: Mapping[str, Any]) -> Request:
+    """The request of a notebook that exists; raises GpunodesError if another client has overwritten it."""
+    request = notebooks.requested(deployment)
+    if request is None:
+        raise GpunodesError(
+            f"the Deployment {place.objects} in the namespace {place.namespace} has no valid {notebooks.REQUEST}",
+            "a Deployment of `gpunodes jupyter up`",
+            f"run `{place.command('down')}`, then `up` again; a home on shared storage stays",
+        )
+    return request
+
+
+def _line(text: Any) -> str:
+    return printable(" ".join(str(text).split()))[:_LONGEST]
+
+
+def _check(found: Any, wanted: Any, what: str) -> None:
+    if wrong := shape.wrong(found, wanted):
+        raise invalid(f"what the control plane reports about {what} is not valid: {wrong}")

@@ -1,0 +1,208 @@
+"""Shared storage on machines: the control plane serves a folder, pods on two workers write and read it.
+
+The server is rebooted, and frozen, while a pod writes: the writer goes on afterwards, and `health` does not take the
+waiting programs for a hung driver.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from . import notebook_image, pods
+from .conftest import BARE, LabSpec, Operator, lines, search_for_secrets
+
+LAB = LabSpec("debian13", workers=2, cluster=())
+MACHINES = LAB.machines
+WORKERS = ("worker-1", "worker-2")
+FOLDER = "/srv/training"
+SHARES = [{"name": "training", "path": FOLDER, "size": "1Gi"}]
+EXPORTS = "/etc/exports.d/gpunodes.exports"
+WAIT_S = 900.0
+"""Seconds for a boot of an emulated machine, and for its clients until they have reconnected."""
+VOLUME: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "training"}}]}
+MOUNT: dict[str, Any] = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+WRITES = "i=0; while sleep 1; do i=$((i + 1)); echo $i >>/data/writes; done"
+_before: dict[str, list[str]] = {}
+"""The state of the machines before `storage up`."""
+
+
+def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
+    began = time.monotonic()
+    while not seen():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(5)
+    print(f"{what}: {time.monotonic() - began:.0f} s")
+
+
+def packages(operator: Operator) -> dict[str, list[str]]:
+    return operator.each(MACHINES, "dpkg-query -W -f '${Package} ${Version}\n' | sort")
+
+
+def mounts(operator: Operator) -> list[str]:
+    """The NFS mounts of the workers."""
+    return [line for found in operator.each(WORKERS, "grep ' nfs4 ' /proc/mounts || true").values() for line in found]
+
+
+def written(operator: Operator) -> int:
+    """The number of lines that the writer has written, as the server has them on its disk."""
+    return int(operator.ssh("control-1", f"wc -l <{FOLDER}/writes"))
+
+
+def test_without_shares_there_is_nothing_to_do(operator: Operator) -> None:
+    assert "gpunodes_storage has no share" in operator.gpunodes("storage", "up", code=2).stderr
+
+
+def test_up_serves_a_folder_and_pods_on_two_nodes_use_it(operator: Operator) -> None:
+    (operator.folder / "inventory" / "storage.yml").write_text(
+        yaml.safe_dump({"storage": {"hosts": {"control-1": None}}})
+    )
+    variables = operator.folder / "inventory" / "group_vars" / "all.yml"
+    variables.parent.mkdir(exist_ok=True)
+    old = yaml.safe_load(variables.read_text()) if variables.exists() else {}
+    variables.write_text(yaml.safe_dump({**old, "gpunodes_storage": SHARES}))
+    _before.update(packages(operator))
+    would = operator.document("storage", "up", "--dry-run")
+    assert would["dry_run"]
+    assert packages(operator) == _before
+    assert "training" not in operator.kubectl("get", "pv,pvc", "-o", "name")
+    done = operator.gpunodes("storage", "up")
+    assert "training: worker-1 wrote, worker-2 read" in " ".join(done.stdout.split())
+    claim = json.loads(operator.kubectl("get", "pvc", "training", "-o", "json"))
+    assert claim["status"]["phase"] == "Bound"
+    assert operator.ssh("control-1", f"stat -c %a {FOLDER}").strip() == "1777"
+    exported = operator.ssh("control-1", "exportfs -v")
+    assert exported.count("root_squash") == len(MACHINES)
+    assert "<world>" not in exported
+    assert operator.ssh("control-1", f"ls -A {FOLDER}").strip() == "", "the pods' files are removed"
+
+
+def test_again_changes_nothing(operator: Operator) -> None:
+    started = operator.ssh("control-1", "systemctl show --property=ExecMainStartTimestampMonotonic nfs-server")
+    result = operator.document("storage", "up")
+    assert {each["outcome"] for each in result["machines"]} == {"unchanged"}
+    assert operator.ssh("control-1", "systemctl show --property=ExecMainStartTimestampMonotonic nfs-server") == started
+    operator.gpunodes("storage", "verify")
+
+
+def test_a_notebook_finds_its_home_again(operator: Operator) -> None:
+    """On NFS with root_squash, with the restrictions of Pod Security, reached over SSH and the kubelet."""
+    for worker in WORKERS:
+        notebook_image.load(operator, worker)
+    operator.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce=restricted")
+    up = ("jupyter", "up", "--gpus", "0", "--cpus", "1", "--memory", "1", "--image", notebook_image.NAME)
+    token = str(operator.document(*up)["token"])
+    assert operator.document("jupyter", "up")["token"] == ""
+    assert "a cell ran" in operator.gpunodes("jupyter", "verify").stdout
+    assert operator.ssh("control-1", f"stat -c '%U %a' {FOLDER}/jupyter-notebook").strip() == "nobody 777"
+    written = ("exec", "deployment/jupyter-notebook", "--", "python3", "-c", "open('/home/jovyan/kept', 'w')")
+    operator.kubectl(*written)
+    # The first character in brackets: the search does not find itself.
+    search = f"grep -asl '[{token[0]}]{token[1:]}' /proc/[0-9]*/cmdline /proc/[0-9]*/environ || true"
+    assert not any(operator.each(MACHINES, search).values()), "the token is in no process's arguments or environment"
+    assert "its home stays" in operator.gpunodes("jupyter", "down", "--yes").stdout
+    kinds = "all,secrets,networkpolicies"
+    assert operator.kubectl("get", kinds, "-l", "gpunodes.dev/notebook", "-o", "name").strip() == ""
+    assert operator.document(*up)["token"] not in ("", token)
+    assert "kept" in operator.kubectl(*written[:3], "python3", "-c", "import os; print(os.listdir('/home/jovyan'))")
+    operator.gpunodes("jupyter", "down", "--yes")
+    operator.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce-")
+    operator.ssh("control-1", f"rm -r {FOLDER}/jupyter-notebook")
+
+
+def test_a_writer_goes_on_after_a_reboot_of_the_server(operator: Operator) -> None:
+    image = operator.setting("gpunodes_ready_image")
+    pods.start(operator, "writer", image, WRITES, MOUNT, nodeName="worker-1", **VOLUME)
+    pods.start(operator, "reader", image, "sleep 86400", MOUNT, nodeName="worker-2", **VOLUME)
+    until("the pod has written", lambda: written(operator) > 3)
+    assert operator.lab("power", "control-1", "cycle").returncode == 0
+    until("the server is back", lambda: operator.lab("ssh", "control-1", "true").returncode == 0)
+    before = written(operator)
+    # NFS 4 gives clients a grace period of 90 s to claim what they had open.
+    until("the writer goes on", lambda: written(operator) > before + 3)
+    until("the API responds", lambda: "writer" in operator.kubectl("get", "pods", "-o", "name", code=None))
+    assert "Running" in operator.kubectl("get", "pod", "writer", "-o", "jsonpath={.status.phase}")
+    last = operator.kubectl("exec", "reader", "--", "tail", "-n", "1", "/data/writes").strip()
+    assert int(last) > before
+
+
+def test_a_frozen_server_is_no_hung_driver(operator: Operator) -> None:
+    """The kernel reports the writer, and a program named nvidia-smi, as hung after 20 s."""
+    block = "INPUT -p tcp --dport 2049 -j DROP"
+    operator.each(WORKERS, "sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5")
+    # A program of that name that writes to a mount of its own, as a log in a home directory on NFS.
+    server = operator.kubectl("get", "pv", "-o", "jsonpath={.items[0].spec.nfs.server}").strip()
+    operator.ssh(
+        "worker-1",
+        f"mkdir -p /run/home && mount -t nfs4 -o hard,noresvport {server}:{FOLDER} /run/home && "
+        # /run allows no programs.
+        "cp /bin/sh /var/tmp/nvidia-smi && systemd-run --unit=home --collect "
+        "/var/tmp/nvidia-smi -c 'while :; do echo x >>/run/home/log; sleep 1; done'",
+    )
+    operator.ssh("control-1", f"iptables -I {block}")
+    try:
+        hung = "journalctl -k -b --no-pager | grep -c 'blocked for more than' || true"
+        until("the kernel reports hung tasks", lambda: int(operator.ssh("worker-1", hung)) > 0, 300)
+        print(operator.ssh("worker-1", "journalctl -k -b --no-pager | grep -A 30 'blocked for more than' | tail -60"))
+        verdicts = operator.document("health", *WORKERS, "--reboot-hung", "--yes", code=None)["machines"]
+        assert {each["decision"] for each in verdicts} == {"nothing"}, verdicts
+        assert not any(each["state"] == "hung" for each in verdicts), verdicts
+        log = operator.folder / "kernel.log"
+        log.write_text(operator.ssh("worker-1", "journalctl -k -b --no-pager"))
+        saved = operator.document("health", "--from", str(log), code=None)
+        assert '"hung"' not in json.dumps(saved), saved
+        # Nothing is taken away under a pod.
+        refused = operator.gpunodes("storage", "down", "--yes", code=1).stderr
+        assert "default/reader, default/writer use shared storage" in " ".join(refused.split())
+        assert operator.ssh("control-1", f"test -f {EXPORTS} && echo there").strip() == "there"
+    finally:
+        operator.ssh("control-1", f"iptables -D {block}")
+    before = written(operator)
+    until("the writer goes on", lambda: written(operator) > before + 3)
+
+
+def test_down_is_refused_while_a_node_has_the_share_mounted(operator: Operator) -> None:
+    operator.kubectl("delete", "pod", "writer", "reader", "--wait=true", "--grace-period=1")
+    done = operator.gpunodes("storage", "down", "--yes", code=None)
+    assert done.returncode
+    assert "is mounted on /run/home" in " ".join((done.stdout + done.stderr).split())
+    assert "training" in operator.kubectl("get", "pvc", "-o", "name"), "nothing is removed before the check"
+    operator.ssh("worker-1", "systemctl stop home; umount /run/home; rm -f /var/tmp/nvidia-smi; rmdir /run/home")
+
+
+def test_down_leaves_the_data_and_nothing_else(operator: Operator) -> None:
+    operator.gpunodes("storage", "down", "--yes")
+    assert mounts(operator) == []
+    assert operator.kubectl("get", "pv,pvc", "-o", "name").strip() == ""
+    assert packages(operator) == _before
+    assert operator.ssh("control-1", f"ls -d {EXPORTS} 2>/dev/null || echo gone").strip() == "gone"
+    assert "writes" in operator.ssh("control-1", f"ls {FOLDER}"), "data is never removed"
+    again = operator.document("storage", "down", "--yes")
+    assert {each["outcome"] for each in again["machines"]} == {"unchanged"}
+
+
+def test_a_worker_serves_after_it(operator: Operator) -> None:
+    """A server that is a worker, too; its folder stays empty, and goes."""
+    group = {"storage": {"hosts": {"worker-2": None}}}
+    (operator.folder / "inventory" / "storage.yml").write_text(yaml.safe_dump(group))
+    operator.gpunodes("storage", "up")
+    operator.gpunodes("storage", "down", "--yes")
+    assert operator.ssh("worker-2", f"ls -d {FOLDER} 2>/dev/null || echo gone").strip() == "gone"
+    assert packages(operator) == _before
+
+
+def test_no_secret_leaks(operator: Operator) -> None:
+    search_for_secrets(operator, MACHINES, boots={"control-1": 2})
+
+
+def test_a_reset_undoes_it_too(operator: Operator) -> None:
+    operator.gpunodes("storage", "up")
+    operator.gpunodes("reset", "worker-*", "control-1", "--yes")
+    # It keeps the folder: another reset must not take data away.
+    operator.ssh("worker-2", f"rmdir {FOLDER}")
+    for machine in MACHINES:
+        assert lines(operator.ssh(machine, BARE)) == operator.bare[machine]

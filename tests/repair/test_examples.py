@@ -1,0 +1,307 @@
+"""The examples of training, serving and tenants against a real API server, scheduler and controllers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import urllib.error
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.power_fleet import GPU
+
+from . import apiserver, controllers
+from .apiserver import ApiServer
+from .autoscaling import wait
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+KUSTOMIZATIONS = [f"training{overlay}" for overlay in ("", "/overlays/gpu", "/overlays/s3", "/overlays/numpy")] + [
+    "serving",
+    "tenants",
+]
+_APPLY = "application/apply-patch+yaml"
+_STRICT = "?fieldManager=test&fieldValidation=Strict"
+_CLUSTER = {"Namespace": "/api/v1", "PriorityClass": "/apis/scheduling.k8s.io/v1", "PersistentVolume": "/api/v1"}
+_PODS = "/api/v1/namespaces/{}/pods"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl builds the examples, and is not on PATH")
+    with (
+        apiserver.running(tmp_path_factory.mktemp("api"), {"authorization-mode": "RBAC"}) as started,
+        controllers.running(started),
+    ):
+        controllers.add_node(started, "gpu-1", 2)
+        controllers.add_node(started, "gpu-2", 2)
+        yield started
+
+
+def built(name: str) -> list[dict[str, Any]]:
+    """The objects of a kustomization."""
+    done = subprocess.run(["kubectl", "kustomize", EXAMPLES / name], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def path_of(found: Mapping[str, Any], namespace: str = "default") -> str:
+    kind, group = found["kind"], found["apiVersion"]
+    plural = {"NetworkPolicy": "networkpolicies", "PriorityClass": "priorityclasses"}.get(kind, f"{kind.lower()}s")
+    base = f"/apis/{group}" if "/" in group else f"/api/{group}"
+    if kind not in _CLUSTER:
+        base += f"/namespaces/{found['metadata'].get('namespace', namespace)}"
+    return f"{base}/{plural}/{found['metadata']['name']}"
+
+
+def apply(server: ApiServer, objects: list[dict[str, Any]], namespace: str = "default", more: str = "") -> None:
+    """Apply objects as kubectl does on the server's side; unknown and doubled fields are refused."""
+    for each in objects:
+        server.call("PATCH", path_of(each, namespace) + _STRICT + more, each, _APPLY)
+
+
+def make_namespace(server: ApiServer, name: str, **labels: str) -> None:
+    server.call("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+
+
+@pytest.mark.parametrize("name", KUSTOMIZATIONS)
+def test_every_object_of_an_example_is_accepted(server: ApiServer, name: str) -> None:
+    objects = built(name)
+    if name == "tenants":  # a dry run would miss the namespaces
+        objects = [each for each in objects if each["kind"] in _CLUSTER]
+    apply(server, objects, more="&dryRun=All")
+
+
+def test_the_local_claim_is_accepted(server: ApiServer) -> None:
+    documents = (EXAMPLES / "training" / "local-claim.yml").read_text()
+    apply(server, list(yaml.safe_load_all(documents)), more="&dryRun=All")
+
+
+def pods_of(server: ApiServer, namespace: str) -> dict[str, dict[str, Any]]:
+    """The pods of the job train that have not ended, by their index."""
+    items = server.call("GET", _PODS.format(namespace) + "?labelSelector=job-name%3Dtrain")["items"]
+    index = "batch.kubernetes.io/job-completion-index"
+    live = [each for each in items if each["status"].get("phase") not in ("Failed", "Succeeded")]
+    return {
+        each["metadata"]["annotations"][index]: each for each in live if "deletionTimestamp" not in each["metadata"]
+    }
+
+
+def placed(server: ApiServer, namespace: str) -> dict[str, str]:
+    """The nodes of both ranks once both have one, else nothing."""
+    nodes = {index: str(pod["spec"].get("nodeName", "")) for index, pod in pods_of(server, namespace).items()}
+    return nodes if len(nodes) == 2 and all(nodes.values()) else {}
+
+
+def start_training(server: ApiServer, namespace: str, name: str = "training/overlays/gpu") -> None:
+    # In a namespace with the strictest rules: the pods of the example keep them.
+    make_namespace(server, namespace, **{"pod-security.kubernetes.io/enforce": "restricted"})
+    objects = built(name)
+    claim = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
+    made: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "training"}}
+    volume: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace}}
+    volume["spec"] = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": "/srv"},
+        "claimRef": {"namespace": namespace, "name": "training"},
+    }
+    apply(server, [volume, {**made, "spec": {**claim, "volumeName": namespace}}], namespace)
+    # No controller of volumes runs here.
+    for path in (
+        f"/api/v1/persistentvolumes/{namespace}",
+        f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/training",
+    ):
+        server.call("PATCH", f"{path}/status", {"status": {"phase": "Bound"}}, "application/merge-patch+json")
+    server.call(
+        "PATCH",
+        f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/training",
+        {"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}},
+        "application/merge-patch+json",
+    )
+    # Its port of the node is taken while another namespace has it.
+    apply(server, [each for each in objects if each["metadata"]["name"] != "tensorboard"], namespace)
+
+
+@contextlib.contextmanager
+def training(server: ApiServer, namespace: str) -> Iterator[dict[str, dict[str, Any]]]:
+    """The job with both ranks on their nodes; its pods are gone afterwards."""
+    start_training(server, namespace)
+    try:
+        wait(lambda: placed(server, namespace))
+        yield pods_of(server, namespace)
+    finally:
+        background = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+        for job in ("train", "load-data"):
+            server.call("DELETE", f"/apis/batch/v1/namespaces/{namespace}/jobs/{job}", background)
+        for pod in server.call("GET", _PODS.format(namespace))["items"]:
+            path = f"{_PODS.format(namespace)}/{pod['metadata']['name']}"
+            finalizers = {"metadata": {"finalizers": None}}
+            with contextlib.suppress(urllib.error.HTTPError):
+                server.call("PATCH", path, finalizers, "application/merge-patch+json")
+                server.call("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def job(server: ApiServer, namespace: str) -> dict[str, Any]:
+    found: dict[str, Any] = server.call("GET", f"/apis/batch/v1/namespaces/{namespace}/jobs/train")["status"]
+    return found
+
+
+def test_ranks_are_on_two_nodes_with_their_names(server: ApiServer) -> None:
+    with training(server, "ranks") as pods:
+        assert sorted(placed(server, "ranks").values()) == ["gpu-1", "gpu-2"]
+        for index, pod in pods.items():
+            assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == (f"train-{index}", "train")
+            assert pod["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
+
+
+def test_a_drained_rank_and_the_one_that_lost_it_are_replaced(server: ApiServer) -> None:
+    with training(server, "drained") as pods:
+        paths = {index: f"{_PODS.format('drained')}/{pod['metadata']['name']}" for index, pod in pods.items()}
+        controllers.end(server, paths["1"], "Failed", 1, "train", disrupted=True)
+        controllers.end(server, paths["0"], "Failed", 1, "train")
+        uids = {pod["metadata"]["uid"] for pod in pods.values()}
+        wait(lambda: placed(server, "drained"))
+        assert not uids & {pod["metadata"]["uid"] for pod in pods_of(server, "drained").values()}
+        counted = "batch.kubernetes.io/job-index-failure-count"
+        found = {
+            index: pod["metadata"]["annotations"].get(counted) for index, pod in pods_of(server, "drained").items()
+        }
+        assert found == {"0": "1", "1": "0"}, "a drain is no failure"
+        for pod in pods_of(server, "drained").values():
+            controllers.end(server, f"{_PODS.format('drained')}/{pod['metadata']['name']}", "Succeeded", 0, "train")
+        wait(lambda: job(server, "drained").get("succeeded") == 2)
+
+
+def test_wrong_arguments_end_the_job(server: ApiServer) -> None:
+    with training(server, "wrong") as pods:
+        controllers.end(server, f"{_PODS.format('wrong')}/{pods['0']['metadata']['name']}", "Failed", 2, "train")
+        wait(lambda: any(each["type"] == "FailureTarget" for each in job(server, "wrong").get("conditions", [])))
+
+
+# Tenants
+
+
+@pytest.fixture(scope="module")
+def tenants(server: ApiServer) -> ApiServer:
+    apply(server, sorted(built("tenants"), key=lambda each: each["kind"] not in _CLUSTER))
+    quotas = "/api/v1/namespaces/{}/resourcequotas"
+    wait(
+        lambda: all(
+            each.get("status", {}).get("hard")
+            for team in ("vision", "language")
+            for each in server.call("GET", quotas.format(team))["items"]
+        )
+    )
+    return server
+
+
+def pod(name: str, gpus: int = 0, priority: str = "", **more: Any) -> dict[str, Any]:
+    """A pod as the level restricted wants it."""
+    allowed = {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+        **more,
+    }
+    container: dict[str, Any] = {"name": "main", "image": "i", "securityContext": allowed}
+    if gpus:
+        container["resources"] = {"limits": {GPU: gpus}}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    return {"metadata": {"name": name}, "spec": {**spec, **({"priorityClassName": priority} if priority else {})}}
+
+
+def refusal(server: ApiServer, team: str, wanted: dict[str, Any]) -> str:
+    """Why a pod is refused; "" if it is not, and then it does not stay."""
+    try:
+        server.call("POST", _PODS.format(team) + "?dryRun=All", wanted)
+    except urllib.error.HTTPError as error:
+        return str(json.loads(error.read())["message"])
+    return ""
+
+
+@contextlib.contextmanager
+def having(server: ApiServer, team: str, *names_and_pods: dict[str, Any]) -> Iterator[None]:
+    for each in names_and_pods:
+        server.call("POST", _PODS.format(team), each)
+    try:
+        yield
+    finally:
+        for each in server.call("GET", _PODS.format(team))["items"]:
+            server.call("DELETE", f"{_PODS.format(team)}/{each['metadata']['name']}", {"gracePeriodSeconds": 0})
+        used = f"/api/v1/namespaces/{team}/resourcequotas/team"
+        wait(lambda: server.call("GET", used)["status"]["used"][f"requests.{GPU}"] == "0")
+
+
+def test_a_pod_past_the_quota_is_refused(tenants: ApiServer) -> None:
+    with having(tenants, "language", pod("first", 3)):
+        assert refusal(tenants, "language", pod("second", 1)) == ""
+        assert "exceeded quota: team, requested: requests.nvidia.com/gpu=2" in refusal(tenants, "language", pod("b", 2))
+        assert refusal(tenants, "vision", pod("second", 2)) == "", "another team has its own"
+    assert "exceeded quota: urgent" in refusal(tenants, "language", pod("urgent", 2, "gpu-urgent"))
+
+
+def test_a_container_without_requests_gets_some(tenants: ApiServer) -> None:
+    with having(tenants, "language", pod("first")):
+        found = tenants.call("GET", _PODS.format("language") + "/first")["spec"]["containers"][0]["resources"]
+        assert found == {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"privileged": True, "allowPrivilegeEscalation": True}, {"runAsNonRoot": False}, {"capabilities": {}}],
+    ids=str,
+)
+def test_a_pod_with_more_rights_is_refused(tenants: ApiServer, more: dict[str, Any]) -> None:
+    assert 'violates PodSecurity "restricted:latest"' in refusal(tenants, "vision", pod("greedy", **more))
+
+
+def test_a_folder_of_the_node_and_a_node_port_are_refused(tenants: ApiServer) -> None:
+    wanted = pod("greedy")
+    wanted["spec"]["volumes"] = [{"name": "host", "hostPath": {"path": "/"}}]
+    assert "hostPath" in refusal(tenants, "vision", wanted)
+    service = {"metadata": {"name": "open"}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        tenants.call("POST", "/api/v1/namespaces/vision/services", service)
+    assert "services.nodeports" in json.loads(refused.value.read())["message"]
+
+
+def bound(server: ApiServer, team: str, name: str) -> str:
+    return str(server.call("GET", f"{_PODS.format(team)}/{name}")["spec"].get("nodeName", ""))
+
+
+def test_urgent_pods_take_gpus_and_batch_pods_wait(tenants: ApiServer) -> None:
+    # All four GPUs of both nodes are in use.
+    with having(tenants, "vision", pod("a", 2), pod("b", 2)), having(tenants, "language", pod("batch", 1, "gpu-batch")):
+        wait(lambda: bound(tenants, "vision", "a") and bound(tenants, "vision", "b"))
+        waiting = f"{_PODS.format('language')}/batch"
+        wait(lambda: tenants.call("GET", waiting)["status"].get("conditions"))
+        assert "not eligible" in tenants.call("GET", waiting)["status"]["conditions"][0]["message"]
+        tenants.call("POST", _PODS.format("language"), pod("urgent", 1, "gpu-urgent"))
+        wait(lambda: bound(tenants, "language", "urgent"))
+        left = [each["metadata"]["name"] for each in tenants.call("GET", _PODS.format("vision"))["items"]]
+        assert len(left) == 1, "one pod made room"
+        # It freed two GPUs: the batch pod uses the other one.
+        wait(lambda: bound(tenants, "language", "batch"))
+
+
+def test_a_team_may_use_its_own_namespace_only(tenants: ApiServer) -> None:
+    def may(verb: str, group: str, resource: str, namespace: str) -> bool:
+        asked = {"verb": verb, "group": group, "resource": resource, "namespace": namespace}
+        spec = {"resourceAttributes": asked, "user": "ann", "groups": ["vision", "system:authenticated"]}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        return bool(tenants.call("POST", path, {"spec": spec})["status"]["allowed"])
+
+    wait(lambda: may("create", "batch", "jobs", "vision"))  # the role `edit` is aggregated
+    assert may("get", "", "pods", "vision")
+    assert not may("create", "batch", "jobs", "language")
+    assert not may("get", "", "secrets", "language")
+    assert not may("update", "", "resourcequotas", "vision")
+    assert not may("update", "", "namespaces", "vision")
+    assert not may("list", "", "nodes", "")

@@ -1,0 +1,174 @@
+"""Volumes and claims of shared storage on a real API server, with the controllers that bind them."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.ansible.module_utils import kubeconfig
+from gpunodes.ansible.module_utils.cluster import objects as applied
+from gpunodes.ansible.module_utils.cluster import storage as claims
+from gpunodes.engine.cluster.connection import Response
+from gpunodes.engine.cluster.session import Session
+from gpunodes.errors import WrongInput
+from gpunodes.operations.storage.objects import Objects
+from gpunodes.planner import storage
+
+from . import apiserver
+from .apiserver import ApiServer
+
+NAMESPACES = "/api/v1/namespaces"
+CLAIMS = f"{NAMESPACES}/default/persistentvolumeclaims"
+VOLUMES = "/api/v1/persistentvolumes"
+SHARES: list[dict[str, Any]] = [
+    {"name": "training", "server": "nas.example", "path": "/export/training", "size": "900Gi"},
+    {"name": "scratch", "path": "/srv/scratch", "size": "1Ti", "namespaces": ["default", "ml"]},
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made, controllers(made):
+        with contextlib.suppress(OSError):  # the API server makes the namespace default itself
+            made.call("POST", NAMESPACES, namespace("default"))
+        made.call("POST", NAMESPACES, namespace("ml", **{"pod-security.kubernetes.io/enforce": "restricted"}))
+        yield made
+
+
+@contextlib.contextmanager
+def controllers(made: ApiServer) -> Iterator[None]:
+    """The controllers of volumes and claims, beside the API server."""
+    program = apiserver.programs()[0].parent / "kube-controller-manager"
+    kinds = ("persistentvolume-binder", "persistentvolume-protection", "persistentvolumeclaim-protection")
+    wanted = ",".join(f"{kind}-controller" for kind in kinds)
+    argv: list[str | Path] = [
+        program,
+        f"--kubeconfig={made.kubeconfig}",
+        f"--controllers={wanted}",
+        "--leader-elect=false",
+        "--secure-port=0",
+    ]
+    with (
+        (Path(made.folder) / "controllers.log").open("wb") as log,
+        subprocess.Popen(argv, stdout=log, stderr=log) as run,
+    ):
+        try:
+            yield
+        finally:
+            run.terminate()
+            run.wait(30)
+
+
+def namespace(name: str, **labels: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+class Direct(Session):
+    """The requests of a session, sent by the test itself."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+
+    def request(self, method: str, path: str, body: Any = None, kind: str = "", *_: Any, **__: Any) -> Response:
+        try:
+            return Response(200, self.server.call(method, path, body, kind or "application/json"), "", time.time())
+        except OSError as error:
+            return Response(getattr(error, "code", 0), None, str(error), time.time())
+
+
+@pytest.fixture
+def admin(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeconfig, "ADMIN", str(server.kubeconfig))
+
+
+def until(server: ApiServer, path: str, phase: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while True:
+        found: dict[str, Any] = server.call("GET", path)
+        if found["status"].get("phase") == phase:
+            return found
+        assert time.monotonic() < deadline, found["status"]
+        time.sleep(0.5)
+
+
+@pytest.mark.usefixtures("admin")
+def test_claims_are_bound_to_their_volumes_and_applied_again_without_a_change(server: ApiServer) -> None:
+    wanted = storage.objects(SHARES, "10.0.0.9")
+    would, _ = applied.apply(wanted, check=True)
+    changed, _ = applied.apply(wanted, check=False)
+    assert len(changed) == len(would) == 6
+    for share in storage.shares(SHARES):
+        for name in share.namespaces:
+            claim = until(server, f"{NAMESPACES}/{name}/persistentvolumeclaims/{share.name}", "Bound")
+            assert claim["spec"]["volumeName"] == share.volume(name)
+    assert claims.verify([("default", "training"), ("default", "scratch"), ("ml", "scratch")], "", 60) == [
+        "3 claims are bound; not verified that pods on two nodes write and read: there is no image for them"
+    ]
+    # The controllers have added to both: applying again takes nothing away.
+    assert applied.apply(wanted, check=False) == ([], [])
+    assert not storage.conflicts(wanted, Objects(Direct(server)).present(wanted))
+
+
+@pytest.mark.usefixtures("admin")
+def test_no_other_claim_gets_a_volume(server: ApiServer) -> None:
+    other = storage.objects([{**SHARES[0], "name": "other"}], "")[1]
+    other["spec"]["volumeName"] = "gpunodes-training.default"
+    server.call("POST", CLAIMS, other)
+    time.sleep(3)
+    assert server.call("GET", f"{CLAIMS}/other")["status"].get("phase") == "Pending"
+    server.call("DELETE", f"{CLAIMS}/other")
+
+
+@pytest.mark.usefixtures("admin")
+def test_the_cluster_is_read_and_changes_that_it_refuses_are_known_before(server: ApiServer) -> None:
+    found = Objects(Direct(server), patience_s=0)
+    volumes, own = found.own()
+    assert len(volumes) == len(own) == 3
+    assert set(storage.sources(volumes)) == {"nas.example:/export/training", "10.0.0.9:/srv/scratch"}
+    with pytest.raises(WrongInput, match="names the namespace nowhere"):
+        found.check_namespaces(["ml", "nowhere"])
+    moved = storage.objects([{**SHARES[0], "server": "new.example"}], "")
+    [error] = storage.conflicts(moved, found.present(moved))
+    assert "exists with nas.example:/export/training" in str(error)
+
+
+@pytest.mark.usefixtures("admin")
+def test_the_verifying_pod_meets_the_strictest_pod_security_and_its_claim_is_in_use(server: ApiServer) -> None:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    server.call("POST", f"{NAMESPACES}/ml/serviceaccounts", account)
+    pod = claims.pod_on("w1", "probe", ("ml", "scratch"), "busybox", "true")
+    server.call("POST", f"{NAMESPACES}/ml/pods?fieldValidation=Strict", pod)
+    found = Objects(Direct(server), patience_s=0)
+    assert found.users(found.own()[1]) == ["ml/probe"]
+    server.call("DELETE", f"{NAMESPACES}/ml/pods/probe?gracePeriodSeconds=0")
+    assert found.users(found.own()[1]) == []
+
+
+@pytest.mark.usefixtures("admin")
+def test_a_volume_whose_claim_was_deleted_is_made_again(server: ApiServer) -> None:
+    server.call("DELETE", f"{CLAIMS}/training")
+    until(server, f"{VOLUMES}/gpunodes-training.default", "Released")
+    wanted = storage.objects(SHARES[:1], "")
+    found = Objects(Direct(server), patience_s=0)
+    assert found.delete_released(found.present(wanted)) == ["gpunodes-training.default"]
+    applied.apply(wanted, check=False)
+    until(server, f"{CLAIMS}/training", "Bound")
+
+
+@pytest.mark.usefixtures("admin")
+def test_all_is_deleted_claims_first(server: ApiServer) -> None:
+    from gpunodes.operations.storage.commands import _removed
+
+    volumes, own = Objects(Direct(server), patience_s=0).own()
+    given = _removed(volumes, own)["storage_objects"]
+    deleted, _ = applied.delete(given, "", check=False, keep=False)
+    assert [each.partition(" ")[0] for each in deleted] == ["PersistentVolumeClaim"] * 3 + ["PersistentVolume"] * 3
+    deadline = time.monotonic() + 60
+    while Objects(Direct(server), patience_s=0).own() != ([], []):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)

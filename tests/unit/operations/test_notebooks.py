@@ -1,0 +1,323 @@
+"""`gpunodes jupyter`: what it prints, what it refuses, and a hostile cluster. tests/repair has a real API server."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from gpunodes.cli import root
+from gpunodes.engine.cluster.errors import NoResponse, Refused
+from gpunodes.engine.jupyter.objects import Notebooks
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.operations import notebooks
+from gpunodes.planner.notebooks import PATHS, Place, Request, objects, requested
+
+from tests.hostile import ATTACKS, hostile, unprintable
+
+TOKEN = "t" * 43
+HERE = "http://127.0.0.1:8899"
+
+
+class Cluster(Notebooks):
+    """Objects by path. A new Deployment is ready at once; its pods are ``pods``."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {"/api/v1/namespaces/default": {"metadata": {"name": "default"}}}
+        self.pods_of: list[Any] = []
+        self.events: list[Any] = []
+        self.claimed = ["training"]
+        self.ready = True
+
+    def _call(self, method: str, path: str, body: Any = None, *_: Any, **__: Any) -> Any:
+        class Answer:
+            body: Any = None
+
+        answer, (plain, _mark, query) = Answer(), path.partition("?")
+        lists = {"persistentvolumeclaims": [{"metadata": {"name": each}} for each in self.claimed]}
+        lists |= {"pods": self.pods_of, "events": self.events}
+        if method == "GET" and (kind := plain.rpartition("/")[2]) in lists:
+            answer.body = {"items": lists[kind]}
+        elif plain == "/apis/apps/v1/deployments":
+            answer.body = {"items": [each for each in self.objects.values() if each.get("kind") == "Deployment"]}
+        elif method == "POST":
+            made = {**body, "metadata": {**body["metadata"], "uid": "1", "generation": 1}}
+            if body["kind"] == "Deployment":
+                made["status"] = {"observedGeneration": 1, "readyReplicas": int(self.ready)}
+            if "dryRun" not in query:
+                self.objects[f"{plain}/{body['metadata']['name']}"] = made
+            answer.body = made
+        elif plain not in self.objects:
+            raise Refused(404, "not found")
+        elif method == "DELETE":
+            del self.objects[plain]
+        else:
+            answer.body = self.objects[plain]
+        return answer
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory/hosts.yml").write_text("control_plane: {hosts: {control-1: {}}}\n")
+    made = Cluster()
+    monkeypatch.setattr(notebooks, "connected", lambda _: contextlib.nullcontext(made))
+    monkeypatch.setattr("secrets.token_urlsafe", lambda _: TOKEN)
+    monkeypatch.setattr(notebooks, "_POLL_S", 0.05)
+    return made
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(root, ["jupyter", *words], standalone_mode=False)
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "jupyter-notebook-1"}, "spec": {"nodeName": "gpu-1"}, "status": status}
+
+
+def files_with(text: str, folder: Path) -> list[Path]:
+    return [each for each in folder.rglob("*") if each.is_file() and text in each.read_text(errors="replace")]
+
+
+def test_the_token_is_printed_once(cluster: Cluster, tmp_path: Path) -> None:
+    done = run("up")
+    assert done.exception is None
+    assert done.stdout.count(TOKEN) == 1
+    assert TOKEN not in done.stderr
+    assert "made NetworkPolicy, Secret, Deployment jupyter-notebook in the namespace default" in done.stdout
+    assert "ready: gpunodes jupyter open\n" in done.stdout
+    before = json.dumps(cluster.objects)
+    for words in ((), ("--json",), ("--gpus", "1")):
+        again = run("up", *words)
+        assert again.exception is None
+        assert TOKEN not in again.output
+        assert json.dumps(cluster.objects) == before
+    assert "exists; nothing was changed" in run("up").stdout
+    assert TOKEN not in run("list").output + run("list", "--json").output + run("down", "--yes").output
+    assert files_with(TOKEN, tmp_path) == []
+
+
+def test_documents(cluster: Cluster) -> None:
+    made = json.loads(run("up", "alice", "--json", "--node-port", "--gpus", "0").stdout)
+    assert made["schema"] == "gpunodes.notebook/1"
+    assert (made["token"], made["made"], made["ready"]) == (TOKEN, list(PATHS), True)
+    assert made["request"]["storage"] == "training"
+    (row,) = json.loads(run("list", "--json").stdout)["notebooks"]
+    assert row == {"name": "alice", "namespace": "default", "ready": True, "request": made["request"]}
+    assert json.loads(run("down", "alice", "--yes", "--json").stdout)["removed"] == list(PATHS)
+    assert list(cluster.objects) == ["/api/v1/namespaces/default"]
+
+
+def test_a_dry_run_has_no_token(cluster: Cluster) -> None:
+    done = run("up", "--dry-run")
+    assert "would make NetworkPolicy, Secret, Deployment" in done.stdout
+    assert "token" not in done.stdout
+    assert len(cluster.objects) == 1
+
+
+def test_a_notebook_that_is_not_ready_keeps_its_printed_token(cluster: Cluster) -> None:
+    cluster.ready = False
+    reason = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    cluster.pods_of = [pod(conditions=[{"type": "PodScheduled", "status": "False", "message": reason}])]
+    done = run("up", "--timeout", "1")
+    assert TOKEN in done.stdout
+    assert isinstance(done.exception, GpunodesError)
+    assert reason in done.exception.problem.found
+    assert "free GPUs" in done.exception.problem.remedy
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_reasons_of_the_cluster_are_one_line(cluster: Cluster, attack: str) -> None:
+    cluster.ready = False
+    statuses: list[dict[str, Any]] = [
+        {"conditions": [{"type": "PodScheduled", "status": "False", "message": attack}]},
+        {"containerStatuses": [{"state": {"waiting": {"reason": attack, "message": attack}}}]},
+        {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": attack, "message": attack}}}]},
+        {"phase": "Pending"},
+    ]
+    cluster.events = [{"metadata": {"name": "x"}, "reason": attack, "message": attack, "lastTimestamp": attack}]
+    place = Place("notebook")
+    notebooks.up(cluster, place, {}, "x", print)
+    for status in statuses:
+        cluster.pods_of = [pod(**status)]
+        with pytest.raises(GpunodesError) as caught:
+            notebooks.wait(cluster, place, 0, print)
+        assert "\n" not in caught.value.problem.found
+        assert not unprintable(caught.value.problem.found)
+
+
+def test_a_cluster_of_which_every_string_is_hostile(cluster: Cluster) -> None:
+    run("up")
+    genuine = dict(cluster.objects)
+    cluster.pods_of = [hostile(pod(phase="Pending", conditions=[{"type": "a", "status": "b"}]))]
+    cluster.ready = False
+    for path, each in genuine.items():
+        if each.get("kind") == "Deployment":
+            cluster.objects[path] = {**each, "status": {"conditions": hostile([{"type": "a", "status": "b"}])}}
+    done = run("up", "--timeout", "1")
+    assert isinstance(done.exception, NoResponse)
+    assert "is not valid" in str(done.exception)
+    for path, each in genuine.items():
+        cluster.objects[path] = hostile(each)
+    for words in (("up",), ("down", "--yes"), ("open", "--no-browser")):
+        done = run(*words)
+        assert isinstance(done.exception, WrongInput)
+        assert "that gpunodes did not make" in str(done.exception)
+    assert cluster.objects.keys() == genuine.keys()
+    assert run("list").exception is None
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", "[" * 100_000, '{"gpus": 1}', "null", '{"image": 1}'])
+def test_annotations_that_are_no_request(note: str) -> None:
+    notes = {"gpunodes.dev/notebook-request": note}
+    assert requested({"metadata": {"annotations": notes}}) is None
+
+
+@pytest.mark.parametrize("field", ["image", "storage", "pool"])
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_an_annotation_with_an_attack_is_no_request(field: str, attack: str) -> None:
+    made = objects(Place("x"), Request("x"), TOKEN)[-1]
+    document = json.loads(made["metadata"]["annotations"]["gpunodes.dev/notebook-request"])
+    assert requested(made) == Request("x")
+    notes = {"gpunodes.dev/notebook-request": json.dumps(document | {field: attack})}
+    assert requested({"metadata": {"annotations": notes}}) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up", "../x"),
+        ("up", "A"),
+        ("up", "x" * 41),
+        ("up", "-x-"),
+        ("up", "x\n"),
+        ("up", "--namespace", "a/b"),
+        ("up", "--image", "a b"),
+        ("up", "--image", "$(reboot)"),
+        ("up", "--storage", "a/../b"),
+        ("up", "--pool", "a,b"),
+        ("up", "--storage", "x", "--scratch"),
+        ("open", "../x"),
+        ("verify", "x", "--namespace", "A"),
+        ("down", "a/b", "--yes"),
+        ("down",),
+    ],
+)
+def test_what_is_refused_before_the_cluster_is_contacted(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
+) -> None:
+    monkeypatch.setattr(notebooks, "connected", None)
+    done = run(*words) if words[1:2] != ("-x-",) else run("up", "--", "-x-")
+    assert isinstance(done.exception, WrongInput)
+    assert not unprintable(str(done.exception))
+    assert len(cluster.objects) == 1
+
+
+def test_a_notebook_without_shared_storage_is_requested_by_name(cluster: Cluster) -> None:
+    cluster.claimed = []
+    assert "use --scratch" in str(run("up").exception)
+    done = run("up", "--scratch")
+    assert "warning: without shared storage" in done.stderr
+    assert "its files end with it" in run("down", "--yes").stdout
+
+
+class Opened:
+    """A tunnel that the user ends with Ctrl-C."""
+
+    url = HERE
+
+    def __init__(self) -> None:
+        self.pages: list[tuple[str, int, str]] = []
+
+    def follow(self) -> None:
+        raise KeyboardInterrupt
+
+    def show(self, uri: str) -> bool:
+        path = Path(uri.removeprefix("file://"))
+        self.pages.append((uri, path.stat().st_mode & 0o777, path.read_text()))
+        return True
+
+
+@pytest.fixture
+def opened(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Opened:  # noqa: ARG001 - it makes the inventory
+    made = Opened()
+
+    @contextlib.contextmanager
+    def reached(*_: Any) -> Iterator[Any]:
+        yield made, TOKEN, Request("x")
+
+    monkeypatch.setattr(notebooks, "reached", reached)
+    monkeypatch.setattr("webbrowser.open", made.show)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    return made
+
+
+def test_the_browser_gets_a_file_that_only_the_user_reads(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The token is in no argument, and the file is gone afterwards."""
+    monkeypatch.setenv("DISPLAY", ":0")
+    left = tmp_path / "state/gpunodes/notebook-0.html"
+    left.parent.mkdir(parents=True)
+    left.write_text(TOKEN)
+    done = run("open")
+    assert done.exception is None
+    ((uri, mode, text),) = opened.pages
+    assert TOKEN not in uri + done.output
+    assert mode == 0o600
+    assert set(re.findall(r'url=([^"]+)"|href="([^"]+)"', text)) == {
+        (f"{HERE}/lab?token={TOKEN}", ""),
+        ("", f"{HERE}/lab?token={TOKEN}"),
+    }
+    assert files_with(TOKEN, tmp_path) == []
+    assert f"{HERE}/lab until Ctrl-C\n" in done.stdout
+
+
+@pytest.mark.parametrize(("words", "display"), [((), ""), (("--no-browser",), ":0")])
+def test_without_a_browser_the_token_is_not_shown(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, words: Sequence[str], display: str
+) -> None:
+    monkeypatch.setenv("DISPLAY", display)
+    done = run("open", *words)
+    assert done.exception is None
+    assert opened.pages == []
+    assert TOKEN not in done.output
+    assert "log in with the token that `jupyter up` printed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text", ["", "short", "x" * 200, '"><script>' + "x" * 40, "x" * 40 + "\n", f"{'x' * 40}&next=//evil.example"]
+)
+def test_a_token_of_another_form_is_never_used(cluster: Cluster, text: str) -> None:
+    """The URL that a browser opens has only our own values: this form cannot change it."""
+    run("up")
+    path = Place("notebook").path("Secret")
+    cluster.objects[path]["data"]["token"] = base64.b64encode(text.encode()).decode()
+    with pytest.raises(GpunodesError, match="has no token of gpunodes"):
+        cluster.token(Place("notebook"))
+
+
+def test_the_pod_is_restricted() -> None:
+    spec = objects(Place("x"), Request("x", gpus=2, storage="s"), TOKEN)[-1]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert "--ip=127.0.0.1" in container["args"], "nothing in the cluster's network reaches it"
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert {"cpu", "memory"} <= container["resources"]["requests"].keys() & container["resources"]["limits"].keys()
+    assert "gpunodes.dev/sharing" in json.dumps(spec["affinity"]), "several GPUs are whole ones"
+    assert "affinity" not in objects(Place("x"), Request("x"), TOKEN)[-1]["spec"]["template"]["spec"]
+    home = next(each for each in container["volumeMounts"] if each["name"] == "home")
+    assert home["subPath"] == "jupyter-x"
+    assert TOKEN not in json.dumps(spec)

@@ -1,0 +1,264 @@
+"""`gpunodes storage`: what it refuses, in which order it works, and what playbooks get. The cluster is a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.cli import main
+from gpunodes.engine import control_planes, runner
+from gpunodes.engine.cluster.errors import Refused
+from gpunodes.errors import ExitCode
+from gpunodes.inventory import Inventory
+from gpunodes.model import Machine, MachineResult, Outcome, Role, RunResult, TaskEnded
+from gpunodes.operations.storage import commands, findings, server
+from gpunodes.operations.storage.objects import Objects
+from gpunodes.planner import storage
+
+from tests.hostile import ATTACKS, machine_report, unprintable
+
+INVENTORY = """
+control_plane: {hosts: {control-1: {ansible_host: 127.0.0.1}}}
+workers: {hosts: {w1: {ansible_host: 127.0.0.2}, w2: {ansible_host: 127.0.0.3}}}
+storage: {hosts: {%s: {ansible_host: 127.0.0.9}}}
+all:
+  vars:
+    gpunodes_storage:
+      - {name: scratch, path: /srv/scratch, size: 1Ti}
+      - {name: given, server: nas.example, path: /export, size: 1Gi, namespaces: [ml]}
+"""
+
+
+class Cluster(Objects):
+    """Objects by path; ``steps`` are the playbooks and the server's runs, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.objects: dict[str, Any] = {f"/api/v1/namespaces/{name}": {"metadata": {}} for name in ("default", "ml")}
+        self.pods: list[Any] = []
+        self.steps: list[Any] = []
+        self.outcome = Outcome.CHANGED
+        monkeypatch.setattr(commands, "connected", self.connected)
+        monkeypatch.setattr(commands, "carry_out", self.carry_out)
+        monkeypatch.setattr(server, "run", self.serve)
+
+    @contextlib.contextmanager
+    def connected(self, *_: Any) -> Iterator[Cluster]:
+        yield self
+
+    def _call(self, method: str, path: str, *_: Any, **__: Any) -> Any:
+        class Body:
+            body: Any
+
+        found = Body()
+        path, query = path.partition("?")[::2]
+        if path.endswith("/pods"):
+            found.body = {"items": self.pods}
+        elif query:
+            kind = "PersistentVolumeClaim" if path.endswith("claims") else "PersistentVolume"
+            found.body = {"items": [each for each in self.objects.values() if each.get("kind") == kind]}
+        elif method == "DELETE":
+            self.steps.append(f"delete {path}")
+            del self.objects[path]
+        elif path in self.objects:
+            found.body = self.objects[path]
+        else:
+            raise Refused(404, "not found")
+        return found
+
+    def carry_out(self, operation: Any, _: Any, machines: Any, __: Any, options: Any) -> RunResult:
+        self.steps.append((operation.name, [each.name for each in machines], options.variables))
+        return RunResult(operation.name, [MachineResult(each.name, self.outcome) for each in machines])
+
+    def serve(self, _: Any, machine: Machine, command: str, *, state: str, dry_run: bool) -> Any:
+        self.steps.append((command, machine.name, state, dry_run))
+        return {}, MachineResult(machine.name, Outcome.CHANGED)
+
+    def applied(self) -> None:
+        for each in storage.objects(
+            Inventory(Path("hosts.yml")).variables("control-1")["gpunodes_storage"], "127.0.0.9"
+        ):
+            namespace = each["metadata"].get("namespace")
+            kind = "persistentvolumes" if namespace is None else f"namespaces/{namespace}/persistentvolumeclaims"
+            self.objects[f"/api/v1/{kind}/{each['metadata']['name']}"] = each
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    Path("hosts.yml").write_text(INVENTORY % "nas-1")
+    return Cluster(monkeypatch)
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["gpunodes", "storage", *words, "-i", "hosts.yml"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_the_server_comes_first_and_nodes_after_it(place: Cluster, run: Run) -> None:
+    code, out, _ = run("up")
+    assert code == ExitCode.DONE
+    assert "nas-1" in out
+    assert place.steps == [
+        ("storage up", "nas-1", "present", False),
+        ("storage up", ["control-1", "w1", "w2"], {}),
+    ]
+
+
+def test_a_dry_run_is_one_for_the_server_too(place: Cluster, run: Run) -> None:
+    assert run("up", "--dry-run", "--json")[0] == ExitCode.DONE
+    assert place.steps[0] == ("storage up", "nas-1", "present", True)
+
+
+def test_a_released_volume_is_deleted_first_but_not_in_a_dry_run(place: Cluster, run: Run) -> None:
+    place.applied()
+    place.objects["/api/v1/persistentvolumes/gpunodes-scratch.default"]["status"] = {"phase": "Released"}
+    run("up", "--dry-run")
+    assert "delete" not in str(place.steps)
+    run("up")
+    assert "delete /api/v1/persistentvolumes/gpunodes-scratch.default" in place.steps
+
+
+def test_given_servers_alone_need_no_group(place: Cluster, run: Run) -> None:
+    lines = [line for line in (INVENTORY % "nas-1").splitlines() if "scratch" not in line and "storage: {h" not in line]
+    Path("hosts.yml").write_text("\n".join(lines))
+    assert run("up")[0] == ExitCode.DONE
+    assert [step[0] for step in place.steps] == ["storage up"]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (("storage: {h", "other: {h"), "the group storage has no machine, and the share scratch names no server"),
+        (("ansible_host: 127.0.0.9}", "ansible_host: 127.0.0.9}, nas-2: {}"), "the group storage has nas-1, nas-2"),
+        (("namespaces: [ml]", "namespaces: [nowhere]"), "names the namespace nowhere, which the cluster does not have"),
+        (("path: /srv/scratch", "path: /srv/../etc"), "gpunodes_storage of"),
+        (("gpunodes_storage:", "gpunodes_storage_:"), ""),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_changed(
+    place: Cluster, run: Run, change: tuple[str, str], found: str
+) -> None:
+    Path("hosts.yml").write_text((INVENTORY % "nas-1").replace(*change))
+    code, _, err = run("up")
+    assert code == ExitCode.WRONG_INPUT
+    assert found in " ".join(err.split())
+    assert place.steps == []
+
+
+def test_an_object_of_others_is_refused(place: Cluster, run: Run) -> None:
+    foreign = {"kind": "PersistentVolumeClaim", "metadata": {"name": "given", "namespace": "ml"}, "spec": {}}
+    place.objects["/api/v1/namespaces/ml/persistentvolumeclaims/given"] = foreign
+    code, _, err = run("up")
+    assert code == ExitCode.WRONG_INPUT
+    assert "the PersistentVolumeClaim ml/given exists, and is not of gpunodes" in err
+    assert place.steps == []
+
+
+def test_down_ends_with_the_server_and_names_what_it_removes(place: Cluster, run: Run) -> None:
+    place.applied()
+    code, out, _ = run("down", "--yes")
+    assert code == ExitCode.DONE
+    assert "nas-1" in out
+    (name, machines, variables), last = place.steps
+    assert (name, machines) == ("storage down", ["control-1", "w1", "w2"])
+    assert variables["storage_idle_shares"] == ["127.0.0.9:/srv/scratch", "nas.example:/export"]
+    assert [each["kind"] for each in variables["storage_objects"]] == ["PersistentVolume"] * 2 + [
+        "PersistentVolumeClaim"
+    ] * 2
+    assert last == ("storage down", "nas-1", "absent", False)
+
+
+def test_a_server_that_is_a_node_is_locked_as_one(place: Cluster, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    Path("hosts.yml").write_text(INVENTORY % "w1")
+    roles: list[Role] = []
+
+    def serve(_: Any, machine: Machine, *_more: Any, **__: Any) -> Any:
+        roles.append(machine.role)
+        return {}, MachineResult(machine.name, Outcome.CHANGED)
+
+    monkeypatch.setattr(server, "run", serve)
+    run("up")
+    out = run("down", "--yes", "--json")[1]
+    assert roles == [Role.WORKER, Role.WORKER]
+    assert out.count('"w1"') == 1
+    assert len(place.steps) == 2
+
+
+def test_down_needs_a_confirmation(place: Cluster, run: Run) -> None:
+    code, _, err = run("down")
+    assert code == ExitCode.WRONG_INPUT
+    assert "--yes" in err
+    assert place.steps == []
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_down_is_refused_while_a_pod_uses_a_claim(place: Cluster, run: Run, attack: str) -> None:
+    place.applied()
+    volume = {"persistentVolumeClaim": {"claimName": "given"}}
+    place.pods = [
+        {"metadata": {"namespace": "ml", "name": f"job{attack}"}, "spec": {"volumes": [volume]}, "status": {}}
+    ]
+    code, _, err = run("down", "--yes")
+    assert code == ExitCode.FAILED
+    assert "uses shared storage" in err
+    assert not unprintable(err)
+    assert place.steps == []
+
+
+def test_down_keeps_the_server_while_a_node_may_have_it_mounted(place: Cluster, run: Run) -> None:
+    place.applied()
+    place.outcome = Outcome.FAILED
+    assert run("down", "--yes")[0] == ExitCode.FAILED
+    assert [step[0] for step in place.steps] == ["storage down"]
+    assert place.steps[0][1] == ["control-1", "w1", "w2"]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_server_that_is_a_worker_with_gpus_is_warned_about() -> None:
+    Path("hosts.yml").write_text(INVENTORY % "w1")
+    inventory = Inventory(Path("hosts.yml"))
+    facts = machine_report("w1", 2)
+    [warning] = findings.of_machines(inventory, {"w1": facts, "w2": facts})
+    assert warning.machine == "w1"
+    assert "it has GPUs and serves scratch: a repair or a roll-out that reboots it stalls every pod" in str(warning)
+    without = {**facts, "gpu": {**facts["gpu"], "functions": []}}
+    assert findings.of_machines(inventory, {"w1": without}) == []
+    assert findings.of_server(Machine("c", "c", Role.CONTROL_PLANE), facts, ["scratch"]) == []
+
+
+def test_a_failed_server_is_one_sentence(place: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # The server's own code runs. The working directory is restored, too.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
+    monkeypatch.setattr(server, "_claimed", lambda *_, **__: contextlib.nullcontext())
+    Path("hosts.yml").write_text(INVENTORY % "nas-1")
+    plays = []
+
+    def play(given: runner.Play, folder: Path, on_event: Any, *_: Any) -> runner.PlayResult:
+        plays.append((given.playbook, list(given.machines), given.variables))
+        result = {"msg": "exportfs: /srv/scratch does not support NFS export"}
+        on_event(TaskEnded("nas-1", "nfs_server", "Export the shares", Outcome.FAILED, 1.0, result))
+        return runner.PlayResult(False, False, folder / "stdout")
+
+    monkeypatch.setattr(runner, "run", play)
+    inventory = Inventory(Path("hosts.yml"))
+    machine = inventory.machines(Role.STORAGE)[0]
+    with pytest.raises(Exception, match=r"nas-1: .*does not support NFS export; wanted: a machine that serves"):
+        server.run(inventory, machine, "storage up", state="present", dry_run=True)
+    assert plays == [("storage_server.yml", ["control-1", "nas-1"], {"nfs_server_state": "present"})]
+    assert place.steps == []

@@ -1,0 +1,240 @@
+"""Kubeconfigs of people: which names are refused, what the command accepts, and what a hostile cluster can do.
+
+tests/repair/test_users.py has a real API server.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from gpunodes.cli import root
+from gpunodes.engine.cluster.access import END, OWN, Access
+from gpunodes.engine.cluster.connection import Response
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.session import Session
+from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.operations import users
+from gpunodes.operations.users import Request
+
+from tests.hostile import ATTACKS, unprintable
+
+META = {"name": "x", "uid": "1", "resourceVersion": "1"}
+CLUSTER = {"server": "https://10.0.0.1:6443", "certificate-authority-data": "LS0t"}
+OF = {"clusters": [{"name": "gpunodes-control-1", "cluster": CLUSTER}]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "system:masters",
+        "system:node:gpu-1",
+        "system:serviceaccount:kube-system:default",
+        "kubeadm:cluster-admins",
+        "oidc:alice",
+        "kubernetes-admin",
+        "Kubernetes-Admin",
+        "kube-apiserver-kubelet-client",
+        "",
+        ".",
+        "..",
+        "a/b",
+        "../x",
+        "a~b",
+        "alice\n",
+        "al\x1b[2Jice",
+        "alice,O=system:masters",
+        "-o",
+        "älice",
+        "a" * 64,
+    ],
+)
+def test_names_that_nobody_may_have(name: str) -> None:
+    for request in (Request(name, "view"), Request("alice", "view", groups=(name,))):
+        with pytest.raises(WrongInput, match="cannot be the name of a") as caught:
+            users.check(request)
+        assert not unprintable(str(caught.value))
+
+
+@pytest.mark.parametrize("name", ["alice", "Alice.Smith", "alice@example.org", "a", "a-1_b.c"])
+def test_names_of_people(name: str) -> None:
+    users.check(Request(name, "view", "team", (name,)))
+
+
+@pytest.mark.parametrize("request_", [Request("a", "view", "Team"), Request("a", "../x"), Request("a", "", "team")])
+def test_other_names_that_are_refused(request_: Request) -> None:
+    with pytest.raises(WrongInput):
+        users.check(request_)
+
+
+class Answers(Session):
+    """A session whose cluster answers with ``bodies`` by path; other objects do not exist."""
+
+    def __init__(self, bodies: dict[str, Any]) -> None:
+        self.bodies = bodies
+        self.changed: list[str] = []
+
+    def request(self, method: str, path: str, *_: Any, **__: Any) -> Response:
+        if method != "GET":
+            self.changed.append(f"{method} {path}")
+            return Response(200, {"metadata": META}, "", 0.0)
+        for end, body in self.bodies.items():
+            if path.endswith(end):
+                return Response(200, body, "", 0.0)
+        return Response(404, None, "not found", 0.0)
+
+
+def binding(**more: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "b", "labels": {OWN: "true"}, "annotations": {END: "1800000000"}},
+        "roleRef": {"kind": "ClusterRole", "name": "view"},
+        "subjects": [{"kind": "User", "name": "alice"}],
+        **more,
+    }
+
+
+def cluster(*bindings: Any) -> Answers:
+    return Answers({"/clusterrolebindings": {"items": list(bindings)}, "/rolebindings": {"items": []}})
+
+
+def test_only_bindings_of_one_person_are_users() -> None:
+    two = [{"kind": "User", "name": "bob"}, {"kind": "User", "name": "carol"}]
+    foreign = binding(metadata={"name": "c"}, subjects=two[:1])
+    found = users.of_people(Access(cluster(binding(), binding(subjects=two), foreign)).bindings())
+    assert [(each.users, each.role, each.end) for each in found] == [(("alice",), "view", 1_800_000_000.0)]
+
+
+@pytest.mark.parametrize("end", ["", "-1", "1e9", "9" * 12, "\u0661"])
+def test_the_end_of_a_certificate_is_a_time_or_unknown(end: str) -> None:
+    labelled = {"name": "b", "labels": {OWN: "true"}, "annotations": {END: end}}
+    assert Access(cluster(binding(metadata=labelled))).bindings()[0].end is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        binding(roleRef="view"),
+        binding(roleRef={"kind": "ClusterRole", "name": 1}),
+        binding(subjects=[{"kind": "User"}]),
+        binding(subjects="alice"),
+        binding(metadata={"name": "b", "labels": {OWN: 1}}),
+        [],
+    ],
+)
+def test_an_invalid_binding_is_refused(wrong: Any) -> None:
+    with pytest.raises(NoResponse, match="not valid"):
+        Access(cluster(wrong)).bindings()
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_a_hostile_name_in_the_cluster_is_shown_as_one_line(
+    attack: str, inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = binding(subjects=[{"kind": "User", "name": attack}], roleRef={"kind": "ClusterRole", "name": attack})
+    monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(cluster(hostile))))
+    done = run(inventory, "--users")
+    assert len(done.stdout.splitlines()) == 2
+    assert not unprintable(done.stdout.replace("\n", ""))
+
+
+def test_a_certificate_for_another_user_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control plane signs, but for an administrator, or for another key."""
+    session = cluster()
+    session.bodies |= {"/clusterroles/view": {"metadata": META, "rules": []}}
+    access = Access(session)
+    for signed in (b"no certificate", _self_signed("system:admin"), _self_signed("alice")):
+        monkeypatch.setattr(access, "signed", lambda *_, found=signed: found)
+        with pytest.raises(GpunodesError, match="the cluster signed"):
+            users.made(access, OF, Request("alice", "view"), lambda _: None, lambda _: None)
+    assert session.changed == []
+
+
+def _self_signed(name: str) -> bytes:
+    import datetime as dt
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.x509.oid import NameOID
+
+    key = users._new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = dt.datetime.now(dt.UTC)
+    built = x509.CertificateBuilder(subject, subject, key.public_key(), 1, now, now + dt.timedelta(days=1))
+    return built.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+# The command
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {control-1: {}}}\nworkers: {hosts: {gpu-1: {}}}\n")
+    return path
+
+
+def run(inventory: Path, *words: str) -> Result:
+    return CliRunner().invoke(root, ["kubeconfig", *words, "-i", str(inventory)], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--user a --users", "several of"),
+        ("--users --remove-user a", "several of"),
+        ("--role view", "without --user"),
+        ("--days 3", "without --user"),
+        ("--users --merge", "write no file"),
+        ("--remove-user a -o x", "write no file"),
+        ("--user system:admin --role view", "cannot be the name"),
+        ("--remove-user system:admin", "cannot be the name"),
+    ],
+)
+def test_options_that_contradict_each_other(inventory: Path, words: str, message: str) -> None:
+    done = run(inventory, *words.split())
+    assert isinstance(done.exception, WrongInput)
+    assert message in str(done.exception) + done.exception.problem.remedy
+
+
+def test_a_person_gets_a_private_file_and_the_administrator_s_stays(
+    inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = cluster()
+    session.bodies |= {"/clusterroles/view": {"metadata": META, "rules": []}}
+    monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(session)))
+    monkeypatch.setattr(users, "_cluster_of", lambda *_: OF)
+    monkeypatch.setattr(Access, "signed", lambda *_: b"pem")
+    monkeypatch.setattr(users, "_checked", lambda *_: 4_000_000_000.0)
+    (inventory.parent / "kubeconfig").write_text("mine")
+    done = run(inventory, "--user", "alice", "--role", "view", "--json")
+    path = inventory.parent / "alice.kubeconfig"
+    assert json.loads(done.stdout) == {
+        "schema": "gpunodes.kubeconfig/1",
+        "path": str(path),
+        "context": "gpunodes-control-1-alice",
+        "users": [{"user": "alice", "role": "view", "namespace": None, "end": 4_000_000_000.0}],
+    }
+    assert path.stat().st_mode & 0o777 == 0o600
+    user = yaml.safe_load(path.read_text())["users"][0]["user"]
+    assert base64.b64decode(user["client-key-data"]).startswith(b"-----BEGIN PRIVATE KEY-----")
+    assert (inventory.parent / "kubeconfig").read_text() == "mine"
+    assert session.changed == ["POST /apis/rbac.authorization.k8s.io/v1/clusterrolebindings"]
+
+
+def test_an_administrator_s_role_needs_a_yes(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = cluster()
+    session.bodies |= {"/clusterroles/cluster-admin": {"metadata": META}}
+    monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(session)))
+    monkeypatch.setattr(users, "_cluster_of", lambda *_: OF)
+    done = run(inventory, "--user", "alice", "--role", "cluster-admin")
+    assert isinstance(done.exception, WrongInput)
+    assert "is not confirmed" in str(done.exception)
+    assert session.changed == []

@@ -1,0 +1,73 @@
+"""The list of an image's contents: names by which scanners find packages, and equal documents for equal contents."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.errors import WrongInput
+
+ROOT = Path(__file__).parents[2] / "bootstrap"
+SBOM: dict[str, Any] = runpy.run_path(str(ROOT / "sbom.py"))
+CONTROL = """Package: libstdc++6
+Source: gcc-14 (14.2.0-19)
+Version: 1:14.2.0-19+deb13u1
+Architecture: amd64
+Description: GNU Standard C++ Library v3
+ This package contains an additional runtime library.
+"""
+
+
+@pytest.fixture
+def components(tmp_path: Path) -> list[dict[str, Any]]:
+    """A package of Debian, one of Python, and a program."""
+    archive = tmp_path / "libstdc++6.deb"
+    archive.write_bytes(b"package")
+    info = tmp_path / "site" / "Some.Package-1.0+local.dist-info"
+    info.mkdir(parents=True)
+    metadata = "Metadata-Version: 2.4\nName: Some.Package\nVersion: 1.0+local\nLicense-Expression: MIT\n"
+    (info / "METADATA").write_text(metadata)
+    (tmp_path / "kubectl").write_bytes(b"program")
+    return [
+        SBOM["debian"](archive, CONTROL, "trixie"),
+        *SBOM["python"](tmp_path / "site"),
+        SBOM["program"](tmp_path / "kubectl"),
+    ]
+
+
+def test_packages_have_the_names_of_scanners(components: list[dict[str, Any]]) -> None:
+    debian, python, program = components
+    version = "1%3A14.2.0-19%2Bdeb13u1"
+    assert debian["purl"] == f"pkg:deb/debian/libstdc%2B%2B6@{version}?arch=amd64&distro=trixie&upstream=gcc-14"
+    assert debian["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(b"package").hexdigest()}]
+    assert python["purl"] == "pkg:pypi/some-package@1.0%2Blocal"
+    assert python["licenses"] == [{"expression": "MIT"}]
+    assert program["hashes"][0]["content"] == hashlib.sha256(b"program").hexdigest()
+
+
+def test_equal_contents_make_equal_documents(components: list[dict[str, Any]]) -> None:
+    one = SBOM["document"]("example.org/some", "1.0", "sha256:00", components)
+    assert one == SBOM["document"]("example.org/some", "1.0", "sha256:00", reversed(components))
+    other = json.loads(SBOM["document"]("example.org/some", "1.0", "sha256:01", components))
+    document = json.loads(one)
+    assert document["serialNumber"] != other["serialNumber"]
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    [relation] = document["dependencies"]
+    assert relation["ref"] == document["metadata"]["component"]["bom-ref"]
+    assert relation["dependsOn"] == [each["bom-ref"] for each in document["components"]]
+
+
+def test_a_program_of_another_checksum_is_refused(tmp_path: Path) -> None:
+    obtain = runpy.run_path(str(ROOT / "image.py"))["obtain"]
+    (tmp_path / "kubectl").write_bytes(b"program")
+    digest = hashlib.sha256(b"program").hexdigest()
+    found = obtain(str(tmp_path / "kubectl"), digest.upper(), tmp_path / "bin" / "kubectl")
+    assert found.read_bytes() == b"program"
+    assert found.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(WrongInput, match=f"has the SHA-256 {digest}; wanted: 00"):
+        obtain(str(tmp_path / "kubectl"), "00", tmp_path / "bin" / "other")
+    assert not (tmp_path / "bin" / "other").exists()
