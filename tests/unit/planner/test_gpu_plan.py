@@ -290,7 +290,7 @@ def test_a_driver_from_a_runfile_is_refused() -> None:
 
 def test_a_real_h200() -> None:
     """The facts of one in a virtual machine with Ubuntu 24.04, without the driver that its provider had put there."""
-    gpu = {
+    gpu: dict[str, Any] = {
         "functions": [
             {
                 "address": "0000:00:06.0",
