@@ -21,7 +21,6 @@ _WHOLE_S = 40
 """Time limit in seconds for the body of a response."""
 _MOST = 256 << 20
 """Maximum size of a response: lists of a large cluster have tens of megabytes."""
-_PIECE = 1 << 20
 _PATIENCE_S = 60
 NOT_FOUND = 404
 _CONFLICT = 409
@@ -179,7 +178,7 @@ def _content(response: http.client.HTTPResponse) -> bytes:
     deadline = time.monotonic() + _WHOLE_S
     pieces: list[bytes] = []
     size = 0
-    while piece := response.read1(_PIECE):
+    while piece := response.read1(1 << 20):
         pieces.append(piece)
         size += len(piece)
         if size > _MOST:
