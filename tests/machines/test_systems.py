@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from . import pods
+from . import pods, unhealthy
 from .conftest import BARE, STATE, LabSpec, Operator, lines, wait_for_nodes
 
 LAB = LabSpec("debian13", workers=1, up_options=("--data-disk",))
@@ -38,7 +38,7 @@ def write(operator: Operator, path: str, settings: Mapping[str, Any]) -> None:
 
 def reboot(operator: Operator, machine: str) -> None:
     """Reboot a machine, and wait for its SSH server."""
-    before = operator.ssh(machine, "cat /proc/sys/kernel/random/boot_id").strip()
+    before = unhealthy.boot(operator, machine)
     operator.lab("ssh", machine, "sudo systemctl reboot")
     deadline = time.monotonic() + BOOT_S
     while operator.lab("ssh", machine, "cat /proc/sys/kernel/random/boot_id").stdout.strip() in {"", before}:

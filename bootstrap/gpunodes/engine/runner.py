@@ -153,6 +153,10 @@ def _encoded(document: Any) -> str:
     return base64.b64encode(json.dumps(document).encode()).decode()
 
 
+_MARKER = "__ansible_"
+"""What a key begins with that Ansible reads."""
+
+
 def _marked_unsafe(value: Any) -> Any:
     """A setting, with each string marked as unsafe, so that Ansible does not evaluate it as a template."""
     if isinstance(value, str):
@@ -176,12 +180,10 @@ def _key(name: Any) -> Any:
     """
     if not isinstance(name, str):
         return name
-    if name.startswith(_MARKERS):
-        raise WrongInput(f"{name[:60]!a} is a key", f"keys that do not begin with {_MARKERS}: Ansible reads them", "")
+    if name.startswith(_MARKER):
+        raise WrongInput(f"{name[:60]!a} is a key", f"keys that do not begin with {_MARKER}: Ansible reads them", "")
     return _encodable(name)
 
-
-_MARKERS = "__ansible_"
 
 # By default Ansible polls for results a thousand times a second, which uses up to a fifth of a processor during a run;
 # no environment variable sets this.
