@@ -60,6 +60,7 @@ PARTS: Mapping[str, Part] = {
     "control-planes": Part(36, ("test_control_planes.py",)),
     "scaling": Part(39, ("test_scaling.py",)),
     "storage": Part(36, ("test_storage.py",)),
+    "systems": Part(38, ("test_systems.py",)),
 }
 SLOW: Mapping[str, Part] = {"three-control-planes": Part(90, ("test_three_control_planes.py",))}
 """Parts that never have their turn: they need KVM, or more than two processors. The nightly workflow runs them."""

@@ -519,6 +519,24 @@ def test_a_playbook_writes_a_kubeconfig_as_the_command_does(fleet: Machines, tmp
     assert not folder or target.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can write over files of others")
+def test_a_playbook_gives_a_kubeconfig_to_no_other_user_of_the_controller(fleet: Machines, tmp_path: Path) -> None:
+    """Ansible's copy keeps the owner of a file that it replaces: another user may have made it, in a shared folder."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    target = shared / "admin.conf"
+    target.touch()
+    os.chown(target, 65534, 65534)
+    inventory = json.loads(fleet.inventory.read_text())
+    inventory["all"]["vars"]["gpunodes_kubeconfig_path"] = str(target)
+    fleet.inventory.write_text(json.dumps(inventory))
+    fleet.answer("control-1", "slurp", {"content": encoded(admin()), "encoding": "base64"})
+    output = playbook(fleet, "kubeconfig.yml")
+    assert "is not a file of this user" in output.replace("\n", " ")
+    assert target.read_bytes() == b""
+
+
 def test_a_playbook_takes_no_program_from_a_stand_in_control_plane(fleet: Machines, tmp_path: Path) -> None:
     """Otherwise an attacker on the control plane could run programs through the administrator's kubectl."""
     secret = base64.b64encode(b"-----BEGIN PRIVATE KEY-----\n").decode()

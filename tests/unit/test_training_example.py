@@ -43,6 +43,22 @@ def until(seen: Callable[[], Any]) -> Any:
     return found
 
 
+# The options of torchrun, by PyTorch 2.11. It reads those of the script too, and takes unique beginnings for its own.
+TORCHRUN = """
+nnodes nproc-per-node rdzv-backend rdzv-endpoint rdzv-id rdzv-conf standalone max-restarts monitor-interval
+start-method event-log-handler role module no-python run-path log-dir redirects tee local-ranks-filter
+duplicate-stdout-filters duplicate-stderr-filters node-rank master-addr master-port local-addr logs-specs numa-binding
+signals-to-handle virtual-local-rank help
+"""
+
+
+def test_torchrun_does_not_take_an_option_of_the_script_for_its_own() -> None:
+    text = "".join((TRAINING / "base" / name).read_text() for name in ("common.py", "train.py"))
+    options = set(re.findall(r'add_argument\(\s*"--([a-z-]+)"', text))
+    assert {"data", "tensorboard", "backend"} <= options
+    assert [(mine, its) for mine in options for its in TORCHRUN.split() if its.startswith(mine)] == []
+
+
 class Ranks:
     """The ranks of one job, each a process as its pod would run it."""
 
@@ -55,7 +71,8 @@ class Ranks:
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, rank: int, *more: str) -> subprocess.Popen[str]:
-        places = [f"--{name}={self.folder / name}" for name in ("data", "checkpoints", "logs")]
+        folders = {"data": "data", "checkpoints": "checkpoints", "tensorboard": "logs"}
+        places = [f"--{option}={self.folder / name}" for option, name in folders.items()]
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "LOCAL_RANK": "0"}
         process = subprocess.Popen(
             [sys.executable, str(self.folder / self.script), *places, "--every=20", "--timeout=20", *more],

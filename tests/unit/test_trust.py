@@ -24,6 +24,7 @@ from gpunodes.ansible.filter.network import firewalled
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.engine import runner
+from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, MachineResult, Outcome, PreflightFinding, Role, printable
 from gpunodes.operations import phases
@@ -91,6 +92,21 @@ def test_settings_of_a_run_are_no_templates_either(tmp_path: Path) -> None:
     variables = entered(tmp_path, runner.Play("x.yml", Inventory(tmp_path), [], variables=settings))
     assert list(templates(variables)) == []
     assert variables == {**settings, "y": "?"}
+
+
+@pytest.mark.parametrize("key", ["__ansible_unsafe", "__ansible_vault", "__ansible_type"])
+def test_a_key_that_ansible_reads_is_refused(tmp_path: Path, key: str) -> None:
+    """An add-on's file may have it. Ansible would parse all variables as YAML, and their strings as templates."""
+    objects = [{"data": {"x": {key: 5}, "y": ATTACKS[1]}}]
+    with pytest.raises(WrongInput, match="is a key"):
+        entered(tmp_path, runner.Play("x.yml", Inventory(tmp_path), [], variables={"addon_objects": objects}))
+
+
+def test_half_a_character_in_a_key_changes_nothing_either(tmp_path: Path) -> None:
+    objects = [{"data": {"\ud800": "1", "y": ATTACKS[1]}}]
+    variables = entered(tmp_path, runner.Play("x.yml", Inventory(tmp_path), [], variables={"addon_objects": objects}))
+    assert list(templates(variables)) == []
+    assert variables == {"addon_objects": [{"data": {"?": "1", "y": ATTACKS[1]}}]}
 
 
 def test_what_nobody_knows_stays_unset(tmp_path: Path) -> None:

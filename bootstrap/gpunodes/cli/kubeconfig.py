@@ -93,8 +93,8 @@ def _users(inventory: Inventory, removed: str, *, as_json: bool) -> int:
         terminal.echo(view_of.dump([] if removed else users.users(inventory), gone))
     elif removed:
         terminal.line(
-            f"{removed} has no role any more; the certificate is valid until {view_of.date(gone[0].end)}, "
-            "and gives rights again if the name is bound again"
+            f"no binding names {removed} any more; the certificate is valid until {view_of.date(gone[0].end)}: "
+            "its groups keep their rights, and it gives rights again if the name is bound again"
         )
     else:
         terminal.report(view_of.table(users.users(inventory), terminal.columns()))

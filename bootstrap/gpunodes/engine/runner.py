@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpunodes import settings
 from gpunodes.engine import events
 from gpunodes.engine.remote import openssh, targets
+from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory, plugins
 from gpunodes.model import Event, Machine, printable_lines
 
@@ -152,16 +153,36 @@ def _encoded(document: Any) -> str:
     return base64.b64encode(json.dumps(document).encode()).decode()
 
 
+_MARKER = "__ansible_"
+"""What a key begins with that Ansible reads."""
+
+
 def _marked_unsafe(value: Any) -> Any:
     """A setting, with each string marked as unsafe, so that Ansible does not evaluate it as a template."""
     if isinstance(value, str):
-        # With a lone surrogate Ansible parses the file as YAML, where the mark has no effect.
-        return {"__ansible_unsafe": value.encode(errors="replace").decode()}
+        return {"__ansible_unsafe": _encodable(value)}
     if isinstance(value, Mapping):
-        return {name: _marked_unsafe(inner) for name, inner in value.items()}
+        return {_key(name): _marked_unsafe(inner) for name, inner in value.items()}
     if isinstance(value, Sequence):
         return [_marked_unsafe(inner) for inner in value]
     return value
+
+
+def _encodable(text: str) -> str:
+    """With a lone surrogate Ansible parses the file as YAML, where the mark has no effect."""
+    return text.encode(errors="replace").decode()
+
+
+def _key(name: Any) -> Any:
+    """A key of a mapping, which may come from a file of others; raises WrongInput for one that Ansible would read.
+
+    With a marker that is not as Ansible writes it, it parses the file as YAML, too.
+    """
+    if not isinstance(name, str):
+        return name
+    if name.startswith(_MARKER):
+        raise WrongInput(f"{name[:60]!a} is a key", f"keys that do not begin with {_MARKER}: Ansible reads them", "")
+    return _encodable(name)
 
 
 # By default Ansible polls for results a thousand times a second, which uses up to a fifth of a processor during a run;

@@ -148,7 +148,10 @@ def of_people(bindings: Sequence[Binding]) -> list[Binding]:
 
 
 def remove(inventory: Inventory, user: str) -> list[Binding]:
-    """Delete a user's bindings; returns them, and raises WrongInput for a user without any."""
+    """Delete a user's bindings; returns them.
+
+    Raises WrongInput for a user without any, and GpunodesError if other bindings name the user: those stay.
+    """
     check(Request(user))
     with _connected(inventory) as access:
         return removed(access, user)
@@ -156,8 +159,9 @@ def remove(inventory: Inventory, user: str) -> list[Binding]:
 
 def removed(access: Access, user: str) -> list[Binding]:
     """The same with a session."""
-    found = [each for each in of_people(access.bindings()) if each.users == (user,)]
-    if not found:
+    naming = [each for each in access.bindings() if user in each.users]
+    found = [each for each in of_people(naming) if each.users == (user,)]
+    if not naming:
         raise WrongInput(
             f"{user} is no user of this cluster",
             "a user that `gpunodes kubeconfig --user` made",
@@ -165,6 +169,14 @@ def removed(access: Access, user: str) -> list[Binding]:
         )
     for each in found:
         access.unbind(each)
+    if left := [each for each in naming if each not in found]:
+        # An admin of a namespace may have made them, or added a second name to one of ours.
+        raise GpunodesError(
+            f"{user} still has rights by bindings that gpunodes did not make, or that others changed: "
+            f"{', '.join(sorted(each.title for each in left))}",
+            "no binding that names the user",
+            f"look at them, then: {'; '.join(each.deletion for each in left)}",
+        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -87,6 +88,10 @@ def problems(value: Any) -> Iterator[tuple[str, str]]:
         yield f"has several shares named {name}", "a name for each share"
     for path in _repeated(served):
         yield f"has several shares that serve {path}", "a folder for each share, or one share for several namespaces"
+    for outer, inner in itertools.combinations(sorted(set(served)), 2):
+        if inner.startswith(f"{outer}/"):
+            # Who may write in the outer one may put a link to /etc in the place of the inner one, which is then served.
+            yield f"has a share that serves {inner}, which is in the share {outer}", "folders beside each other"
 
 
 def _problems_of(entry: Mapping[str, Any], which: str) -> Iterator[tuple[str, str]]:

@@ -39,7 +39,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Train a small network on images of ten shapes.")
     parser.add_argument("--data", type=Path, required=True, help="the folder with the images")
     parser.add_argument("--checkpoints", type=Path, required=True, help="the folder for the checkpoint")
-    parser.add_argument("--logs", type=Path, required=True, help="the folder for TensorBoard")
+    parser.add_argument("--tensorboard", type=Path, required=True, help="the folder for TensorBoard")
     parser.add_argument("--steps", type=int, default=2000, help="the number of steps in all")
     parser.add_argument("--batch", type=int, default=64, help="images of a step, for each rank")
     parser.add_argument("--rate", type=float, default=0.05, help="the learning rate")

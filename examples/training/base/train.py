@@ -54,7 +54,7 @@ def train(options: Namespace, device: torch.device) -> int:
     parallel = DistributedDataParallel(network, device_ids=[device.index] if device.type == "cuda" else None)
     # An optimizer with a state of its own belongs into the checkpoint, too.
     optimizer = torch.optim.SGD(parallel.parameters(), lr=options.rate)
-    curve = common.Curve(options.logs) if rank == 0 else None
+    curve = common.Curve(options.tensorboard) if rank == 0 else None
     while step < options.steps:
         mine = common.batch_of(step, rank, ranks, options.batch, len(labels), options.seed)
         loss = _step(parallel, optimizer, images[mine], labels[mine], device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,26 @@ def test_a_link_or_a_file_is_not_shared(tmp_path: Path) -> None:
             shared_folders.create([str(tmp_path / path)], check=False)
     with pytest.raises(MachineProblem, match="cannot be shared"):
         shared_folders.create(["/srv/../etc"], check=False)
+
+
+def test_a_link_in_the_place_of_a_new_shared_folder_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owns its parent may put one there after the folder was made."""
+    victim, folder = tmp_path / "etc", tmp_path / "share"
+    victim.mkdir(mode=0o755)
+    make = os.mkdir
+
+    def replaced(path: str, mode: int = 0o777) -> None:
+        if path == str(folder):
+            Path(path).symlink_to(victim)
+        else:
+            make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", replaced)
+    with pytest.raises(OSError, match="share"):
+        shared_folders.create([str(folder)], check=False)
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o755
 
 
 def test_mounts_of_a_share_and_of_folders_in_it_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

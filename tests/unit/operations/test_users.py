@@ -110,6 +110,19 @@ def test_only_bindings_of_one_person_are_users() -> None:
     assert [(each.users, each.role, each.end) for each in found] == [(("alice",), "view", 1_800_000_000.0)]
 
 
+def test_a_user_who_keeps_rights_is_not_reported_as_removed() -> None:
+    """An admin of a namespace may bind the own name, or add a second name to our binding, which nobody lists then."""
+    alice, other = {"kind": "User", "name": "alice"}, {"kind": "User", "name": "x"}
+    own = binding(metadata={"name": "b; reboot", "namespace": "team"})
+    for kept, deleted in ((own, 1), (binding(subjects=[alice, other]), 0)):
+        session = cluster(*([binding()] if deleted else []), kept)
+        with pytest.raises(GpunodesError, match="alice still has rights by bindings") as caught:
+            users.removed(Access(session), "alice")
+        assert len(session.changed) == deleted
+    assert caught.value.problem.remedy.endswith("kubectl delete clusterrolebinding -- b")
+    assert Access(cluster(own)).bindings()[0].deletion == "kubectl -n team delete rolebinding -- 'b; reboot'"
+
+
 @pytest.mark.parametrize("end", ["", "-1", "1e9", "9" * 12, "\u0661"])
 def test_the_end_of_a_certificate_is_a_time_or_unknown(end: str) -> None:
     labelled = {"name": "b", "labels": {OWN: "true"}, "annotations": {END: end}}

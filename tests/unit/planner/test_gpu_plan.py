@@ -288,6 +288,33 @@ def test_a_driver_from_a_runfile_is_refused() -> None:
     assert "nvidia-uninstall" in found[0].remedy
 
 
+def test_a_real_h200() -> None:
+    """The facts of one in a virtual machine with Ubuntu 24.04, without the driver that its provider had put there."""
+    gpu: dict[str, Any] = {
+        "functions": [
+            {
+                "address": "0000:00:06.0",
+                "vendor": "10de",
+                "device": "2335",
+                "subsystem": "10de:18bf",
+                "class": "030200",
+                "driver": "nvidia",
+            }
+        ],
+        "nouveau": "absent",
+        "cuda": {"13.0": "nvidia-repository"},
+        "cudnn": {f"libcudnn9{part}-cuda-13": "9.14.0.64-1" for part in ("", "-dev", "-headers")},
+        "clients": 0,
+    }
+    facts = machine(system="ubuntu 24.04", **gpu)
+    made = planned(facts, cuda=("13.0",))
+    assert (made.generations, made.flavour, made.branch) == (("hopper",), Flavour.OPEN, "580")
+    assert not made.blacklist_nouveau
+    assert not made.group(Group.FABRIC_MANAGER)
+    facts["gpu"]["driver"] = installed("580.159.04", "unknown")
+    assert "by an unknown installer" in refused(facts)[0].found
+
+
 def test_a_driver_that_meets_the_request_is_kept() -> None:
     made = planned(machine("T4", driver=installed("550.163.01", "distribution", "proprietary")))
     assert (made.branch, made.source, made.flavour) == ("550", Source.DISTRIBUTION, Flavour.PROPRIETARY)

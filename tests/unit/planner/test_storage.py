@@ -45,6 +45,7 @@ def test_a_right_setting_has_no_problem() -> None:
         ([{**GIVEN, "namespaces": []}], "has namespaces"),
         ([GIVEN, {**GIVEN, "path": "/other"}], "has several shares named training"),
         ([OWN, {**OWN, "name": "other"}], "has several shares that serve /srv/scratch"),
+        ([OWN, {**OWN, "name": "other", "path": "/srv/scratch/a/b"}], "which is in the share /srv/scratch"),
     ],
 )
 def test_each_wrong_share_has_one_sentence(value: Any, found: str) -> None:

@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import io
 import json
+import os
+import stat
 import sys
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
@@ -285,6 +287,24 @@ def kubeconfig(text: str, name: str) -> str:
         raise AnsibleFilterError(str(error)) from None
 
 
+def exposed(path: str) -> str:
+    """Why a secret must not be written to a file of the controller, "" if it may.
+
+    Ansible replaces a file with its owner: to another user it would give the secret. In a sticky folder (/tmp) nobody
+    else can replace a file that is this user's.
+    """
+    target = Path(path).expanduser()
+    try:
+        folder, found = target.parent.stat(), target.lstat()
+    except FileNotFoundError:
+        return ""
+    if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+        return f"everyone may replace {target}; wanted: a folder of yours; correct gpunodes_kubeconfig_path"
+    if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
+        return f"{target} is not a file of this user; wanted: one, or nothing; move it away, or choose another path"
+    return ""
+
+
 def sanitizes_output(_: object) -> bool:
     """Whether the callback gpunodes.bootstrap.printable is active: Ansible does not fail if it finds no callback."""
     from ansible import constants
@@ -345,6 +365,7 @@ class FilterModule:
             "cluster_problem": cluster_problem,
             "data": data,
             "desired": desired,
+            "exposed": exposed,
             "health": health,
             "key": key_text,
             "image_archive": image_archive,

@@ -17,6 +17,10 @@ from .problem import MachineProblem
 _CALL_LIMIT_S = 30
 _CONNECT_S = 5
 """Time limit in seconds for a connection while there is another address to try."""
+_WHOLE_S = 40
+"""Time limit in seconds for the body of a response."""
+_MOST = 256 << 20
+"""Maximum size of a response: lists of a large cluster have tens of megabytes."""
 _PATIENCE_S = 60
 NOT_FOUND = 404
 _CONFLICT = 409
@@ -121,7 +125,7 @@ class Client:
                 connection = self._connect()
                 connection.request(method, target, data, headers)
                 response = connection.getresponse()
-                text = response.read()
+                text = _content(response)
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
@@ -164,6 +168,26 @@ class Client:
             break
         self._connection = connection
         return connection
+
+
+def _content(response: http.client.HTTPResponse) -> bytes:
+    """The body of a response; raises TimeoutError for one without an end, and HTTPException.
+
+    The API server passes on what a node sends, such as a pod's log: a byte now and then, or without an end.
+    """
+    deadline = time.monotonic() + _WHOLE_S
+    pieces: list[bytes] = []
+    size = 0
+    while piece := response.read1(1 << 20):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MOST or time.monotonic() > deadline:
+            raise TimeoutError("a response that does not end")
+    if response.length:
+        raise http.client.IncompleteRead(b"", response.length)
+    # Nothing is left: this lets the connection take the next request.
+    response.read()
+    return b"".join(pieces)
 
 
 def admin(patience_s: float = _PATIENCE_S) -> Client:

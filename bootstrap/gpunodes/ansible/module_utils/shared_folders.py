@@ -36,9 +36,17 @@ def create(paths: Sequence[str], check: bool) -> Report:
         notes.save(path)
         for each in missing:
             os.mkdir(each, _PARENT_MODE)
-        # The umask applies to mkdir only.
-        os.chmod(folder, _MODE)
+        _open_to_all(folder)
     return report
+
+
+def _open_to_all(folder: str) -> None:
+    """Give a new folder its mode, which the umask limits for mkdir; never what a link there leads to."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchmod(descriptor, _MODE)
+    finally:
+        os.close(descriptor)
 
 
 def remove(check: bool) -> Report:

@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import secrets
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,12 @@ class Binding:
         """For people."""
         kind = f"RoleBinding {self.namespace}/{self.name}" if self.namespace else f"ClusterRoleBinding {self.name}"
         return f"{kind} ({self.role})"
+
+    @property
+    def deletion(self) -> str:
+        """The command that deletes it, quoted for a shell: others chose its name."""
+        kind = ["-n", self.namespace, "delete", "rolebinding"] if self.namespace else ["delete", "clusterrolebinding"]
+        return shlex.join(["kubectl", *kind, "--", self.name])
 
 
 @dataclass(frozen=True, slots=True)

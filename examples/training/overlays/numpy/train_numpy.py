@@ -142,7 +142,7 @@ def train(options: Namespace, group: Group, rank: int, ranks: int) -> int:
     begin = flat(model, step) if rank == 0 else np.zeros(flat(model, step).shape)
     begin = group.sum(begin)
     model, step = arrays(begin), int(begin[-1])
-    curve = common.Curve(options.logs) if rank == 0 else None
+    curve = common.Curve(options.tensorboard) if rank == 0 else None
     while step < options.steps:
         mine = common.batch_of(step, rank, ranks, options.batch, len(labels), options.seed)
         loss, changes = gradients(model, images[mine], labels[mine])

@@ -28,6 +28,8 @@ _WORKLOADS = ("daemonsets", "deployments", "statefulsets")
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 # The cluster's controllers make these, with the labels of a Service or beside an object.
 _MADE = ("Endpoints", "EndpointSlice", "Event", "ReplicaSet", "ControllerRevision", "Pod", "Lease")
+# A kubelet may give these of its own any label.
+_NODES = ("Node", "CSINode", "CertificateSigningRequest", "ResourceSlice")
 _CONTAINED = (
     "apps/v1/deployments", "apps/v1/daemonsets", "apps/v1/statefulsets", "batch/v1/jobs", "batch/v1/cronjobs",
     "v1/persistentvolumeclaims", "v1/pods", "v1/services",
@@ -202,7 +204,7 @@ def _resources(client: Client) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for base in ("/api/v1", *(f"/apis/{group}" for group in groups if group not in remote)):
         listed = client.find(base)
         for resource in (listed or {}).get("resources", ()):
-            if {"list", "delete"} <= set(resource["verbs"]) and resource["kind"] not in _MADE:
+            if {"list", "delete"} <= set(resource["verbs"]) and resource["kind"] not in (*_MADE, *_NODES):
                 yield base, resource
 
 
