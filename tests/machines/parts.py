@@ -59,7 +59,8 @@ PARTS: Mapping[str, Part] = {
     "upgrade": Part(38, ("test_upgrade.py",)),
     "control-planes": Part(36, ("test_control_planes.py",)),
     "scaling": Part(39, ("test_scaling.py",)),
-    "storage": Part(36, ("test_storage.py",)),
+    "storage": Part(39, ("test_storage.py",)),
+    "adopt": Part(35, ("test_adopt.py",)),
     "systems": Part(38, ("test_systems.py",)),
 }
 SLOW: Mapping[str, Part] = {"three-control-planes": Part(90, ("test_three_control_planes.py",))}

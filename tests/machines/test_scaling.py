@@ -1,7 +1,8 @@
 """Pools that scale by power: machines with BMCs are switched on for pods that wait, and off when they are idle.
 
 Two pools of one GPU machine each. The autoscaler and the power server run as pods on the control plane, and reach the
-machines' BMCs by the lab's network.
+BMC of gpu-1 by the lab's network. gpu-2 counts as a machine without a BMC: the lab's listener starts it by Wake-on-LAN,
+and it shuts itself down. Not run since gpu-2 has no BMC.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from gpunodes.inventory import Inventory
+
+from tests import node_certificates
 
 from . import pods, unhealthy
 from .conftest import CHECKOUT, LabSpec, Operator
@@ -87,10 +91,21 @@ def gone(operator: Operator, machine: str) -> bool:
     return machine not in nodes(operator) and power_of(operator, machine) == "off"
 
 
+def without_bmc(operator: Operator, machine: str) -> None:
+    """Let a machine be switched on by Wake-on-LAN."""
+    address = str(Inventory(operator.folder / "inventory").variables(machine)["gpunodes_bmc_address"])
+    # The BMCs listen at the first address of the lab's subnet, a /24.
+    broadcast = str(urlsplit(address).hostname).rpartition(".")[0] + ".255"
+    variables = operator.folder / "inventory" / "host_vars" / f"{machine}.yml"
+    variables.parent.mkdir(exist_ok=True)
+    variables.write_text(yaml.safe_dump({"gpunodes_bmc_type": "wol", "gpunodes_bmc_address": broadcast}))
+
+
 def test_machines_that_nothing_needs_are_switched_off(operator: Operator, archive: str) -> None:
     groups = {name: {"hosts": {machine: None}} for name, machine in (("h100", "gpu-1"), ("t4", "gpu-2"))}
     (operator.folder / "inventory" / "pools.yml").write_text(yaml.safe_dump(groups))
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
+    without_bmc(operator, "gpu-2")
     values = {**yaml.safe_load(variables.read_text()), **SETTINGS, "gpunodes_power_archive": archive}
     variables.write_text(yaml.safe_dump(values))
     done = operator.gpunodes("autoscale", "status", code=2)
@@ -158,10 +173,19 @@ def test_the_autoscaler_is_removed(operator: Operator) -> None:
     assert "gpu-2" in done.stdout
     left = operator.kubectl("-n", "kube-system", "get", "deployments,secrets,clusterroles", "-o", "name")
     assert "autoscaler" not in left
-    operator.gpunodes("power", "gpu-2", "on", "--yes")
-    until("gpu-2 responds", lambda: operator.lab("ssh", "gpu-2", "true").returncode == 0)
+    done = operator.gpunodes("power", "gpu-2", "on", "--wait", "--yes")
+    assert "gpu-2: its node is ready" in done.stdout
+
+
+def test_a_machine_whose_certificate_has_ended_is_joined_again(operator: Operator) -> None:
+    """As if it had been off for more than a year."""
+    ended = node_certificates.pem("gpu-2", days=-1)
+    pem = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+    operator.ssh("gpu-2", f"systemctl stop kubelet && rm {pem} && cat >{pem} <<'END'\n{ended}END")
     operator.gpunodes("join", "gpu-2", "--driver", "580")
-    assert "gpu-2" in nodes(operator)
+    assert "True" in operator.kubectl(
+        "get", "node", "gpu-2", "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+    )
 
 
 def test_no_password_leaks(operator: Operator) -> None:

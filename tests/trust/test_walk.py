@@ -49,6 +49,7 @@ PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
 NUMBERS = {"control-1": 1, "worker-1": 2, "worker-2": 3}
 GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"], "storage": ["worker-2"]}
 SHARES = {"gpunodes_storage": [{"name": "training", "path": "/srv/training", "size": "1Gi"}]}
+REGISTRY = {"address": "10.96.0.15:5000", "ca": "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"}
 SETTINGS = {"gpunodes_gpu_reboot": False, "gpunodes_cuda_versions": ["13.0"]}
 SHOWN = ATTACKS[1]
 PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
@@ -343,6 +344,8 @@ WALKS = {
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),
     "registration.yml": (0, _FACTS + "host_diff node_pools"),
+    "registry_down.yml": (0, "cluster_info host"),
+    "registry_up.yml": (0, _FACTS + "host"),
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
@@ -369,6 +372,7 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
     more = {"endpoint_set.yml": "wiring_new_endpoint=10.0.0.10:6443", "autoscale.yml": "autoscaler_state=absent"}
+    more |= {f"registry_{each}.yml": json.dumps({"wiring_given_registry": REGISTRY}) for each in ("up", "down")}
     more |= {each: json.dumps(SHARES) for each in WALKS if each.startswith("storage_")}
     given = ["-e", more[name]] if name in more else []
     speak(fleet, ATTACKS[number % len(ATTACKS)])
@@ -485,6 +489,38 @@ def test_a_stand_in_machine_that_asks_for_a_reboot(
     output = playbook(fleet, "join.yml", "--limit", "worker-1")
     check(fleet, output)
     assert ("would reboot the control node" if allowed else "a reboot is required") in output
+
+
+@pytest.mark.parametrize(("name", "reason"), [("worker-1", "a reboot is required"), ("worker-2", "takes pods")])
+def test_the_gpus_of_a_stand_in_machine_are_sliced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    """Of a node only while it is drained."""
+    sharing = {"mode": "mig", "profiles": {"1g.10gb": 7}}
+    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_sharing=sharing)
+    sliced = {**answers(name)["host"], "differs": True, "reboot": "".join(ATTACKS)}
+    fleet.answer(name, "gpu_mig", sliced)
+    own = report(name)
+    own["gpu"]["functions"][0]["device"] = "2330"
+    fleet.answer(name, "host_facts", {"host_facts": own})
+    output = playbook(fleet, "join.yml", "--limit", name)
+    check(fleet, output)
+    assert reason in output, output
+    assert fleet.asked.count(f"{name}/gpu_mig") == (2 if name == "worker-1" else 1)
+
+
+def test_pods_leave_before_another_program_serves_the_gpus_of_a_stand_in_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_serving="dra")
+    made = cluster()
+    for node in made["nodes"]:
+        node["gpus"] = 1
+    fleet.answer("control-1", "cluster_info", {"cluster": made})
+    output = playbook(fleet, "join.yml", "--limit", "worker-2")
+    check(fleet, output)
+    assert fleet.asked.count("control-1/gpu_idle") == 1, output
+    assert "control-1/kube_objects" in fleet.asked
 
 
 @pytest.mark.parametrize("name", ["facts.yml", "gpu_verify.yml", "health.yml", "join.yml", "remove.yml", "status.yml"])
@@ -697,6 +733,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
+    "adopt": "tests/unit/planner/test_adoption.py has hostile clusters; its machines are read as by preflight",
     "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations: a control plane's kubeconfig is parsed there, and users are hostile",
     "completion": "it contacts no machine",
@@ -724,6 +761,11 @@ ELSEWHERE = {
     "registry list": "tests/unit/operations/test_registries.py: what stands in the cluster is hostile there",
     "registry login": "as registry list",
     "registry logout": "as registry list",
+    "registry up": "its playbook is walked above; test_registry_commands.py has a hostile cluster",
+    "registry status": "as registry up",
+    "registry open": "as registry up",
+    "registry verify": "as registry up; tests/unit/engine/test_registry_client.py has a hostile registry",
+    "registry down": "as registry up",
     "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",

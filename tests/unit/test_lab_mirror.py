@@ -12,6 +12,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from gpunodes import settings
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import mirror
 from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, images, oci, packages, pin, pins, programs, store
@@ -202,6 +203,11 @@ def test_the_image_of_the_autoscaler_has_its_release_as_tag(tmp_path: Path) -> N
     images.autoscaler(oci.Registry(tmp_path, "amd64"), pins.load(), {"cluster-autoscaler": tmp_path})
     folder = tmp_path / "v2" / "autoscaling" / "cluster-autoscaler"
     assert (folder / "manifests" / "v1.33.0").is_file()
+
+
+def test_the_image_of_the_registry_is_the_one_that_the_setting_names() -> None:
+    image = settings.defaults()["gpunodes_registry_image"]
+    assert image == f"docker.io/library/registry:{pins.load().components['registry'].version}"
 
 
 def test_a_step_that_etcd_requires_is_in_the_mirror_of_that_minor_only() -> None:

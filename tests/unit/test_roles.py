@@ -136,7 +136,7 @@ def test_host_diff_compares_only_roles_of_its_play(playbook: Path) -> None:
     """Else a role that does not run would stay pending."""
     everywhere = load(ROOT / "playbooks/group_vars/all.yml")
     parts = {"desired_state.wanted": {"node", "containerd", "kubernetes", "docker", "cri_dockerd"}}
-    parts["desired_state.gpu.wanted"] = {"gpu_driver", "container_toolkit", "cuda"}
+    parts["desired_state.gpu.wanted"] = {"gpu_driver", "container_toolkit", "cuda", "gpu_mig"}
     for play in load(playbook):
         wired = {**everywhere, **play.get("vars", {})}
         roles = {entry["role"] for entry in roles_of(play)}

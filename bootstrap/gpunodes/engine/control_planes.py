@@ -13,9 +13,10 @@ from gpunodes.engine import group_lock
 from gpunodes.engine.cluster.api import Api
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import over_ssh
+from gpunodes.engine.cluster.direct import ByKubeconfig
 from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, addressed
 from gpunodes.model import Machine
 
 _Api = TypeVar("_Api", bound=Api)
@@ -34,8 +35,13 @@ class Choice:
 def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
     """A session with the API of the inventory's control planes, which opens at the first request.
 
-    They are tried in the inventory's order, but those that the command changes, ``changed``, last.
+    They are tried in the inventory's order, but those that the command changes, ``changed``, last. With a kubeconfig
+    it goes to the API itself.
     """
+    if found := inventory.kubeconfig:
+        key = inventory.cluster
+        known = functools.partial(clusters.confirm, key) if not key.startswith(addressed.KEY) else lambda _: True
+        return Session(ByKubeconfig(found.path, found.context, known))
     machines = sorted(inventory.control_planes(), key=lambda machine: machine.name in changed)
     transports = [
         over_ssh(machine.address, inventory.connection(machine.name), machine=machine.name) for machine in machines

@@ -115,11 +115,25 @@ def test_a_handled_failure_does_not_count() -> None:
     [
         ([], None, []),
         (["node"], None, ["node"]),
-        ([], "kubernetes", ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd"]),
+        (
+            [],
+            "kubernetes",
+            ["preflight", "node", "nfs_client", "containerd", "docker", "registry_trust", "cri_dockerd"],
+        ),
         (
             ["ready"],
             "docker_images",
-            ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd", "kubernetes", "ready"],
+            [
+                "preflight",
+                "node",
+                "nfs_client",
+                "containerd",
+                "docker",
+                "registry_trust",
+                "cri_dockerd",
+                "kubernetes",
+                "ready",
+            ],
         ),
     ],
 )
@@ -138,7 +152,9 @@ def test_phases_that_do_not_apply_to_machines() -> None:
         "gpu_driver": {"cpu"},
         "container_toolkit": {"cpu"},
         "cuda": machines,
+        "gpu_mig": {"cpu"},
         "gpu_machine": {"cpu"},
+        "gpu_idle": {"gpu"},
         "pool": {"gpu"},
         "device_plugin": machines,
         "gpu_node": machines,

@@ -77,7 +77,7 @@ def _fill(
     requested = [pins.minors[minor] for minor in minors]
     architecture = debian.architecture()
     go = gobuild.toolchain(home, pins, progress)
-    shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc")
+    shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc", "registry")
     # Kubernetes takes longest: it is first, and the others are built in parallel.
     components = dict.fromkeys(
         [minor.kubernetes for minor in requested]

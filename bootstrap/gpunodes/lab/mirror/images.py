@@ -111,6 +111,8 @@ def common(
     registry.add(
         OciImage("flannel-io/flannel", (pins.flannel_tag,), (iptables, busybox, flannel), ("/opt/bin/flanneld",)),
     )
+    server = registry.layer([TreeEntry("/bin/registry", binaries["registry"] / "registry", 0o755)])
+    registry.add(OciImage("library/registry", (pins.components["registry"].version,), (server,), ("/bin/registry",)))
     registry.add(OciImage("flannel-io/flannel-cni-plugin", (pins.flannel_cni_plugin_tag,), (busybox, plugin)))
     return iptables
 

@@ -57,7 +57,10 @@ def _became_worker(before: str) -> Difference:
 
 
 def _joined(ca_hash: str) -> bool:
-    """Whether this machine is a worker of the cluster with this CA, according to the machine's files."""
+    """Whether this machine is a worker of the cluster with this CA, according to the machine's files.
+
+    One whose kubelet's certificate has ended is none: its kubelet does not start.
+    """
     state = facts.kubernetes()
     if state["ca_hash"] and state["ca_hash"] != ca_hash and os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
@@ -69,4 +72,4 @@ def _joined(ca_hash: str) -> bool:
         raise MachineProblem(
             "this machine is a control plane", "a machine that can become a worker", "choose another one"
         )
-    return bool(state["role"] == "worker" and state["ca_hash"] == ca_hash)
+    return bool(state["role"] == "worker" and state["ca_hash"] == ca_hash and not state.get("ended"))

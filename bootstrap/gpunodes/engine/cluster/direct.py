@@ -1,0 +1,253 @@
+"""The API of a cluster that others made, with a kubeconfig file of the user: HTTPS from the controller, without SSH.
+
+The Kubernetes client library reads the file (contexts, certificates, tokens, exec plugins) and makes the connections,
+through a proxy too. Requests and responses are those of ``connection``: everything above is the same for both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunodes.ansible.module_utils.kube_api import is_path
+from gpunodes.ansible.module_utils.session import pruned
+from gpunodes.engine.cluster import kubeconfig_file
+from gpunodes.engine.cluster.connection import CALL_S, INVALID, OTHER_API, Response
+from gpunodes.engine.cluster.errors import NoSession
+from gpunodes.engine.cluster.kubeconfig_file import Selected
+from gpunodes.errors import GpunodesError, WrongInput
+
+LIBRARY = "gpunodes[kubeconfig]"
+"""The extra with the client library."""
+_CONNECT_S = 10.0
+_READ_S = 30.0
+_MAX_BYTES = 32 << 20
+"""Maximum size of a response."""
+_RELOAD_S = 10.0
+"""Seconds after which the credentials are read again if the API refuses them."""
+_LATEST = 32503680000.0
+"""The year 3000, in seconds since 1970: times that follow from it are still in a calendar."""
+_LONGEST = 1000
+"""Characters of an error's message."""
+_UNAUTHORIZED = 401
+_FIRST_REDIRECT, _FIRST_ERROR = 300, 400
+_SYSTEM = "/api/v1/namespaces/kube-system"
+
+
+@dataclass(frozen=True, slots=True)
+class ByKubeconfig:
+    """How a session reaches the API: a kubeconfig file, and a context in it ("": the current one).
+
+    ``is_known`` gets the uid of the cluster's namespace kube-system, which no other cluster has and a renewed CA does
+    not change, and returns whether it is the cluster that is meant.
+    """
+
+    path: Path
+    context: str = ""
+    is_known: Callable[[str], bool] = lambda _: True
+
+    @property
+    def machine(self) -> str:
+        """For messages."""
+        return f"the API of {self.path}"
+
+    def connect(self) -> DirectConnection:
+        """The connection; it opens at its first request."""
+        return DirectConnection(self)
+
+
+class DirectConnection:
+    """Requests by HTTPS, over connections that are kept. Thread-safe."""
+
+    def __init__(self, by: ByKubeconfig) -> None:
+        self.machine = by.machine
+        self._by = by
+        self._mutex = threading.Lock()
+        self._clients: list[_Client] = []
+        """The last one is in use; requests of other threads may still use the others."""
+        self._loaded = 0.0
+        self._is_confirmed = False
+
+    def request(self, fields: Mapping[str, Any], limit_s: float = CALL_S) -> Response:
+        """Send a request; the status is 0 or less when there is no response. Raises WrongInput for a wrong file.
+
+        The cluster is confirmed first: a wrong context must not lead to nodes of the same names. Nothing can hold the
+        lock over SSH (LOCK): it is on control planes of the inventory, which has none.
+        """
+        if fields["method"] == "LOCK":
+            return Response(200, None, "", time.time())
+        if not is_path(str(fields["path"])):
+            return Response(0, None, f"{fields['path']!r} is not a path of the API", time.time())
+        limit_s = min(limit_s, _READ_S)
+        with self._mutex:
+            if not self._is_confirmed:
+                refusal = self._confirm(limit_s)
+                if refusal is not None:
+                    return refusal
+                self._is_confirmed = True
+        return self._send(fields, limit_s)
+
+    def close(self) -> None:
+        """End the connections."""
+        for each in self._clients:
+            each.close()
+
+    def _confirm(self, limit_s: float) -> Response | None:
+        """None if the API is that of the cluster that is meant, else the response that says why not."""
+        found = self._send({"method": "GET", "path": _SYSTEM, "body": None, "type": "", "keep": []}, limit_s)
+        if found.status != 200:  # noqa: PLR2004 - as the program on a control plane has it
+            return found
+        metadata = found.body.get("metadata") if isinstance(found.body, Mapping) else None
+        uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
+        if not isinstance(uid, str) or not uid.isascii() or not 0 < len(uid) <= 100:  # noqa: PLR2004 - a uid has 36
+            return Response(INVALID, None, "its namespace kube-system has no uid", found.time)
+        if self._by.is_known(uid):
+            return None
+        return Response(OTHER_API, None, f"{self.machine} is that of another cluster", found.time)
+
+    def _send(self, fields: Mapping[str, Any], limit_s: float) -> Response:
+        """One response; with fresh credentials if the API does not accept those at hand: a token may have ended."""
+        if not self._clients:
+            self._load()
+        response = self._clients[-1].send(fields, limit_s)
+        if response.status != _UNAUTHORIZED or time.monotonic() - self._loaded < _RELOAD_S:
+            return response
+        try:
+            self._load()
+        except GpunodesError as error:
+            # The threads that renew locks go on: the file may be being replaced.
+            return Response(response.status, None, f"{response.error}; {error.problem.found}", response.time)
+        return self._clients[-1].send(fields, limit_s)
+
+    def _load(self) -> None:
+        self._loaded = time.monotonic()
+        self._clients.append(_Client(self._by))
+
+
+class _Client:
+    """The client library with one context of a kubeconfig file."""
+
+    def __init__(self, by: ByKubeconfig) -> None:
+        """Raises WrongInput without the library, and as ``kubeconfig_file.selected``."""
+        try:
+            from kubernetes import client
+            from kubernetes.config import kube_config
+            from kubernetes.config.config_exception import ConfigException
+        except ImportError as error:
+            raise WrongInput(
+                f"the Python package {error.name or 'kubernetes'} is not installed, and {by.path} needs it",
+                f"gpunodes with its extra, {LIBRARY}",
+                f"install it where gpunodes is: pip install '{LIBRARY}'",
+            ) from error
+        self._by = by
+        self._selected: Selected = kubeconfig_file.selected(by.path, by.context)
+        # Its types differ between versions of the library.
+        load: Any = kube_config.load_kube_config_from_dict
+        self._configuration: Any = client.Configuration()
+        try:
+            with _logged() as lines:
+                load(
+                    self._selected.document,
+                    client_configuration=self._configuration,
+                    persist_config=False,
+                    temp_file_path=self._selected.folder,
+                )
+            self._pool = client.rest.RESTClientObject(self._configuration).pool_manager
+        except (ConfigException, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            self._selected.close()
+            # Its text may quote a credential.
+            raise _unusable(by, type(error).__name__) from error
+        if not self._configuration.auth_settings() and not self._configuration.cert_file:
+            # The library only logs that a plugin failed, and would go on without credentials.
+            self._selected.close()
+            raise _unusable(by, "; ".join(lines) or "none of them is a token or a certificate with its key")
+
+    def close(self) -> None:
+        """End the connections, and delete what a plugin gave."""
+        self._pool.clear()
+        self._selected.close()
+
+    def send(self, fields: Mapping[str, Any], limit_s: float) -> Response:
+        """One response; redirections are not followed: a cluster must not choose what the controller requests."""
+        import urllib3
+
+        began = time.monotonic()
+        headers = {"Accept": "application/json", "Content-Type": fields["type"] or "application/json"}
+        headers |= {each["key"]: each["value"] for each in self._configuration.auth_settings().values()}
+        body = None if fields["body"] is None else json.dumps(fields["body"])
+        try:
+            response = self._pool.request(
+                str(fields["method"]),
+                f"{self._selected.server}{fields['path']}",
+                body=body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=_CONNECT_S, read=limit_s),
+                redirect=False,
+                retries=False,
+                preload_content=False,
+            )
+            with contextlib.closing(response):
+                data = b""
+                for chunk in response.stream(1 << 16):
+                    data += chunk
+                    if len(data) > _MAX_BYTES:
+                        return Response(0, None, "the response is too large", time.time())
+                    if time.monotonic() - began > limit_s:
+                        return Response(0, None, f"no complete response in {limit_s:.0f} s", time.time())
+                response.release_conn()
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            why = " ".join(str(error).split())
+            return Response(0, None, f"{self._selected.server}: {why}", time.time())
+        return _response(int(response.status), data, response.headers.get("Date", ""), fields["keep"])
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[list[str]]:
+    """What the library logs while inside, in place of standard error."""
+    lines: list[str] = []
+    keeper = logging.Handler(logging.WARNING)
+    keeper.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]  # one line of a class
+    logging.getLogger().addHandler(keeper)
+    try:
+        yield lines
+    finally:
+        logging.getLogger().removeHandler(keeper)
+
+
+def _unusable(by: ByKubeconfig, why: str) -> NoSession:
+    return NoSession(
+        f"the credentials in {by.path} cannot be used: {why}",
+        "a kubeconfig with which kubectl works",
+        f"try `kubectl --kubeconfig {by.path} get nodes`",
+    )
+
+
+def _response(status: int, data: bytes, date: str, keep: list[str]) -> Response:
+    """The response as ``connection`` has it; an API server names its time in each one."""
+    try:
+        moment = email.utils.parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        moment = 0.0
+    if not 0 < moment < _LATEST:
+        return Response(INVALID, None, "the response names no time", time.time())
+    if _FIRST_REDIRECT <= status < _FIRST_ERROR:
+        return Response(INVALID, None, f"it redirects to another address (status {status})", moment)
+    try:
+        document = json.loads(data) if data else {}
+    except (ValueError, RecursionError):
+        document = {"message": data.decode("utf-8", "replace").strip()}
+    if status >= _FIRST_ERROR:
+        message = str(document.get("message") or "") if isinstance(document, Mapping) else ""
+        return Response(status, None, f"the Kubernetes API reports: {message[:_LONGEST] or status}", moment)
+    if keep and isinstance(document, Mapping) and isinstance(document.get("items"), list):
+        items = [pruned(each, keep) if isinstance(each, Mapping) else each for each in document["items"]]
+        document = {**document, "items": items}
+    return Response(200, document, "", moment)

@@ -1,0 +1,149 @@
+"""A cluster that kubeadm made by hand: looked at and adopted, joined to, and repaired with its kubeconfig.
+
+The packages are those of `prepare`, whose ledger is deleted: nothing on the machines says that gpunodes was there. The
+network add-on is a bridge with routes, which gpunodes does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .conftest import LabSpec, Operator
+
+LAB = LabSpec("debian13", workers=2)
+BY_HAND = ("control-1", "worker-1")
+ALONE, ADOPTED, API = "alone/hosts.yml", "adopted/hosts.yml", "api/hosts.yml"
+PODS = "10.50.0.0/16"
+STATE = r"""
+find /etc /opt /usr/local /var/lib/kubelet/config.yaml -xdev -type f ! -path /etc/resolv.conf -printf '%p %m %s %T@\n' \
+  | sort
+ls -d /var/lib/gpunodes 2>/dev/null; systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd
+"""
+INIT = f"""
+rm -rf /var/lib/gpunodes && systemctl enable kubelet
+kubeadm init --kubernetes-version $(kubeadm version -o short) --pod-network-cidr {PODS} >/run/kubeadm.log 2>&1
+kubeadm token create --print-join-command
+"""
+BRIDGE: dict[str, Any] = {
+    "cniVersion": "1.0.0",
+    "name": "bridge",
+    "type": "bridge",
+    "bridge": "cni0",
+    "isGateway": True,
+    "ipMasq": True,
+    "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}]},
+}
+BOOT = "cat /proc/sys/kernel/random/boot_id"
+
+
+def of_lab(operator: Operator) -> dict[str, Any]:
+    """The group `all` of the lab's inventory."""
+    found: dict[str, Any] = yaml.safe_load((operator.folder / "inventory/hosts.yml").read_text())["all"]
+    return found
+
+
+def lab_hosts(operator: Operator) -> dict[str, dict[str, Any]]:
+    """The machines of the lab with their variables."""
+    groups = of_lab(operator)["children"].values()
+    return {name: host for group in groups for name, host in (group.get("hosts") or {}).items()}
+
+
+def write(operator: Operator, name: str, workers: Sequence[str] = ()) -> None:
+    """A folder for an inventory, with the lab's settings; with ``workers``, the inventory of these and nothing else."""
+    path = operator.folder / name
+    (path.parent / "group_vars").mkdir(parents=True, exist_ok=True)
+    (path.parent / "group_vars/all.yml").write_text((operator.folder / "inventory/group_vars/all.yml").read_text())
+    if workers:
+        hosts = {each: lab_hosts(operator)[each] for each in workers}
+        path.write_text(yaml.safe_dump({"workers": {"hosts": hosts}, "all": {"vars": of_lab(operator)["vars"]}}))
+
+
+def connection(operator: Operator) -> list[str]:
+    found = of_lab(operator)["vars"]
+    return ["--user", found["ansible_user"], "--key", found["ansible_ssh_private_key_file"]]
+
+
+def wait_ready(operator: Operator, names: set[str], limit_s: float = 900.0) -> None:
+    ready = r"""jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = operator.kubectl("get", "nodes", "-o", ready, code=None)
+        if names <= {line.split()[0] for line in found.splitlines() if line.endswith(" True")}:
+            return
+        assert time.monotonic() < deadline, found
+        time.sleep(5)
+
+
+def bridge(operator: Operator, name: str) -> None:
+    """A network add-on by hand: each node bridges its own pods, and has routes to those of the others."""
+    subnet = operator.kubectl("get", "node", name, "-o", "jsonpath={.spec.podCIDR}")
+    document = json.dumps(BRIDGE | {"ipam": BRIDGE["ipam"] | {"subnet": subnet}})
+    operator.ssh(name, f"mkdir -p /etc/cni/net.d && echo '{document}' >/etc/cni/net.d/10-bridge.conf")
+    hosts = lab_hosts(operator)
+    for other in BY_HAND:
+        if other != name:
+            operator.ssh(other, f"ip route replace {subnet} via {hosts[name]['ansible_host']}")
+
+
+def test_kubeadm_makes_a_cluster_by_hand(operator: Operator) -> None:
+    write(operator, ALONE, BY_HAND)
+    operator.gpunodes("prepare", *BY_HAND, "-i", ALONE)
+    join = operator.ssh("control-1", INIT).strip().splitlines()[-1]
+    assert join.startswith("kubeadm join ")
+    operator.ssh("worker-1", f"rm -rf /var/lib/gpunodes && systemctl enable kubelet && {join} >/run/kubeadm.log 2>&1")
+    for name in BY_HAND:
+        bridge(operator, name)
+    wait_ready(operator, set(BY_HAND))
+
+
+def test_it_is_looked_at_and_not_changed(operator: Operator) -> None:
+    before = operator.each(BY_HAND, STATE)
+    write(operator, ADOPTED)
+    address = lab_hosts(operator)["control-1"]["ansible_host"]
+    found = operator.document("adopt", address, "--yes", *connection(operator), "-i", ADOPTED)
+    assert operator.each(BY_HAND, STATE) == before
+    rows = {(row["machine"], row["what"]): row for row in found["rows"]}
+    assert rows[None, "network of pods"]["found"] == PODS
+    assert rows[None, "network add-on"]["result"] == "differs"
+    assert rows["worker-1", "container runtime"]["result"] == "as gpunodes has it"
+    assert not [row for row in found["rows"] if row["result"] == "must be changed"]
+    document = yaml.safe_load((operator.folder / ADOPTED).read_text())
+    assert document["all"]["vars"]["gpunodes_network"] == "none"
+    assert set(document["control_plane"]["hosts"]) == {"control-1"}
+    assert set(document["workers"]["hosts"]) == {"worker-1"}
+    again = operator.gpunodes("adopt", address, "--yes", *connection(operator), "-i", ADOPTED, code=2)
+    assert "exists already" in again.stderr
+
+
+def test_status_and_a_machine_that_joins_and_leaves(operator: Operator) -> None:
+    assert {node["name"] for node in operator.document("status", "-i", ADOPTED, code=None)["nodes"]} == set(BY_HAND)
+    address = lab_hosts(operator)["worker-2"]["ansible_host"]
+    operator.gpunodes("join", address, *connection(operator), "-i", ADOPTED, "--skip-phase", "ready")
+    assert "worker-2" in operator.kubectl("get", "nodes", "-o", "name")
+    assert "flannel" not in operator.kubectl("get", "daemonsets", "-A", "-o", "name")
+    operator.gpunodes("remove", "--yes", address, "-i", ADOPTED)
+    assert "worker-2" not in operator.kubectl("get", "nodes", "-o", "name")
+
+
+def test_a_repair_with_its_kubeconfig(operator: Operator) -> None:
+    """The inventory has no control plane; the control plane's machine is refused, since its node is one."""
+    path = Path(operator.folder) / "cluster.conf"
+    path.touch(mode=0o600)
+    path.write_text(operator.ssh("control-1", "cat /etc/kubernetes/admin.conf"))
+    write(operator, API, BY_HAND)
+    before = operator.ssh("worker-1", BOOT)
+    words = ["--yes", "--kubeconfig", str(path), "-i", API]
+    refused = operator.document("repair", "control-1", *words, code=None)["machines"][0]
+    assert refused["decision"] == "refuse"
+    done = operator.document("repair", "worker-1", *words)["machines"][0]
+    assert done["outcome"] == "repaired"
+    assert operator.ssh("worker-1", BOOT) != before
+    wait_ready(operator, set(BY_HAND))
+    assert "SchedulingDisabled" not in operator.kubectl("get", "nodes")
+    assert "gpunodes-machine" not in operator.kubectl("-n", "kube-system", "get", "leases", "-o", "name")
