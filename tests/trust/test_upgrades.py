@@ -10,7 +10,7 @@ import pytest
 from tests.hostile import ATTACKS, Machines, cluster_report, machine_report, machines
 from tests.trust.test_walk import playbook
 
-NOTHING: dict[str, Any] = {"packages": [], "kernels": [], "kept_back": [], "reboot": []}
+NOTHING: dict[str, Any] = {"packages": [], "kernels": [], "kept_back": [], "held": [], "reboot": []}
 DRIVER = {"module": "580.65.06", "loaded": True, "origin": "nvidia-repository", "packages": {}, "flavour": "open"}
 
 

@@ -130,6 +130,7 @@ UPGRADE: dict[str, Any] = {
     "kubelet_arguments": [],
     "joined": True,
     "unfinished": False,
+    "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
     "cluster": None,
 }
 """A result of upgrade_facts, without its free text."""
@@ -169,7 +170,9 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "join_token": {"token": ATTACKS[1]},
         "addon_pending": {"addons": [{**ADDON, "changes": [shown], "behind": [shown]}]},
         "runtime_pending": {"runtime_pending": {"packages": [], "changes": [shown]}},
-        "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
+        "upgrade_facts": {
+            "upgrade_facts": {**UPGRADE, "unread": shown, "fetched": {**UPGRADE["fetched"], "unasked": shown}}
+        },
         "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},
         "node_pools": {"nodes": list(ATTACKS)},

@@ -235,6 +235,7 @@ _UPGRADE = {
     "unfinished": bool,
     "offered": Named(Many(_NUMBERS, 1000), 3, one_of("kubeadm", "kubectl", "kubelet")),
     "unread": str,
+    "fetched": {"version": _NUMBERS, "missing": Many(_IMAGE, 50), "unasked": str},
     "cluster": Maybe(
         {
             "configured": _NUMBERS,
@@ -287,6 +288,7 @@ _PENDING = {
     ),
     "kernels": Many(_WORD, 50),
     "kept_back": Many(_PACKAGE, 20_000),
+    "held": Many(_PACKAGE, 100),
     "reboot": Many(str, 20),
 }
 

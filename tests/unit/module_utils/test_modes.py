@@ -950,7 +950,10 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
 
 
 def read_for_upgrade(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(upgrade_facts, "read", lambda url, _, cluster: {"url": url, "cluster": cluster})
+    def read(sources: upgrade_facts.Sources, cluster: bool) -> dict[str, Any]:
+        return {"url": sources.url, "cluster": cluster}
+
+    machine.monkeypatch.setattr(upgrade_facts, "read", read)
     return {"url": "http://mirror/", "cluster": True}
 
 

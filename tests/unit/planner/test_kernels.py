@@ -36,6 +36,7 @@ PENDING: dict[str, Any] = {
     ],
     "kernels": [RELEASE],
     "kept_back": ["containerd.io", "theirs"],
+    "held": [],
     "reboot": [],
 }
 

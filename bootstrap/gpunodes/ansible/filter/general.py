@@ -119,6 +119,13 @@ def upgrade_images(version: str, control_plane: bool) -> list[str]:
     return images(version, control_plane)
 
 
+def upgrade_image_names(minor: str, control_plane: bool) -> list[str]:
+    """The same for a minor, with ``{version}`` for the exact version."""
+    from gpunodes.planner.upgrade import image_names
+
+    return image_names(minor, control_plane)
+
+
 def match(
     nodes: Sequence[Mapping[str, Any]],
     facts: Mapping[str, Any],
@@ -393,5 +400,6 @@ class FilterModule:
             "registry_distrust": registry_distrust,
             "runtime_wanted": runtime_wanted,
             "sanitizes_output": sanitizes_output,
+            "upgrade_image_names": upgrade_image_names,
             "upgrade_images": upgrade_images,
         }
