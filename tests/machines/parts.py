@@ -58,13 +58,22 @@ PARTS: Mapping[str, Part] = {
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "upgrade": Part(38, ("test_upgrade.py",)),
     "control-planes": Part(36, ("test_control_planes.py",)),
+    "endpoint": Part(37, ("test_endpoint.py",)),
     "scaling": Part(39, ("test_scaling.py",)),
     "storage": Part(39, ("test_storage.py",)),
     "adopt": Part(35, ("test_adopt.py",)),
     "systems": Part(38, ("test_systems.py",)),
 }
-SLOW: Mapping[str, Part] = {"three-control-planes": Part(90, ("test_three_control_planes.py",))}
-"""Parts that never have their turn: they need KVM, or more than two processors. The nightly workflow runs them."""
+SLOW: Mapping[str, Part] = {
+    "three-control-planes": Part(90, ("test_three_control_planes.py",)),
+    "control-plane-loss": Part(110, ("test_control_plane_loss.py",)),
+    "three-upgraded": Part(100, ("test_three_upgraded.py",)),
+    "upgrade-command": Part(75, ("test_upgrade_command.py",)),
+    "driver-rollout": Part(90, ("test_driver_rollout.py",)),
+    "os-upgrade": Part(60, ("test_os_upgrade.py",)),
+}
+"""Parts that never have their turn: they take longer than one, or need KVM or more than two processors. The nightly
+workflow runs them."""
 
 
 def in_turn(number: int) -> str:
