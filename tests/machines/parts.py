@@ -71,6 +71,7 @@ SLOW: Mapping[str, Part] = {
     "upgrade-command": Part(75, ("test_upgrade_command.py",)),
     "driver-rollout": Part(90, ("test_driver_rollout.py",)),
     "os-upgrade": Part(60, ("test_os_upgrade.py",)),
+    "gpu-host-joins": Part(50, ("test_gpu_host_joins.py",)),
 }
 """Parts that never have their turn: they take longer than one, or need KVM or more than two processors. The nightly
 workflow runs them."""
