@@ -114,11 +114,12 @@ def test_a_driver_that_does_not_build_is_taken_back_and_the_roll_out_stops(opera
 
 def test_a_driver_that_hangs_in_the_middle_is_left_to_a_repair(operator: Operator) -> None:
     """The hang keeps the driver loaded, and cannot be taken back either: the node is held until a repair reboots it."""
-    running = operator.start("gpu", "upgrade", "gpu-1", "--driver", "580", "--yes")
-    operator.wait_for(running, "gpu-1: draining the node")
-    unhealthy.fault(operator, "gpu-1", "smi-hang")
-    operator.ssh("gpu-1", "systemd-run --unit=stuck nvidia-smi")
-    assert running.wait(timeout=LONG) == 3
+    with unhealthy.with_variables(operator, "control-1", gpunodes_rollout_verify_timeout=240):
+        running = operator.start("gpu", "upgrade", "gpu-1", "--driver", "580", "--yes")
+        operator.wait_for(running, "gpu-1: draining the node")
+        unhealthy.fault(operator, "gpu-1", "smi-hang")
+        operator.ssh("gpu-1", "systemd-run --unit=stuck nvidia-smi")
+        assert running.wait(timeout=2 * LONG) == 3
     status = operator.document("rollout", "status")
     assert entry(status["rollout"])["state"] == "failed", status
     assert unhealthy.node(operator, "gpu-1")["spec"]["unschedulable"]
