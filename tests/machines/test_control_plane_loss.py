@@ -57,19 +57,22 @@ def address_of(operator: Operator, machine: str) -> str:
     return next(str(group["hosts"][machine]["ansible_host"]) for group in groups if machine in group["hosts"])
 
 
-def cut(operator: Operator, others: tuple[str, ...]) -> str:
-    """Take the power from the holder of the address; returns its name when the API writes again."""
+def holder_of(operator: Operator) -> str:
+    """The control plane that has the virtual address."""
+    [holder] = operator.document("status", code=None)["holders"]
+    return str(holder)
+
+
+def cut(operator: Operator, holder: str) -> None:
+    """Take the power from the holder of the address, wait until the API writes again, and print how long that took."""
     vip = operator.setting("gpunodes_control_plane_vip")
-    [holder] = operator.document("status")["holders"]
-    other = next(name for name in others if name != holder)
-    name = f"after-{holder}"
-    write = f"{KUBECTL} --server https://{vip}:6443 --request-timeout 5s create configmap {name}"
+    other = next(name for name in CONTROLS if name != holder)
+    write = f"{KUBECTL} --server https://{vip}:6443 --request-timeout 5s create configmap after-{holder}"
     began = time.monotonic()
     assert operator.lab("power", holder, "off").returncode == 0
     while operator.lab("ssh", other, f"sudo {write}").returncode:
         assert time.monotonic() - began < WRITES_S, "the API does not write"
     print(f"the API wrote {time.monotonic() - began:.1f} s after {holder} had lost its power")
-    return holder
 
 
 def test_a_cluster_of_three_with_a_pod_that_answers(operator: Operator) -> None:
@@ -86,40 +89,34 @@ def test_a_cluster_of_three_with_a_pod_that_answers(operator: Operator) -> None:
 
 def test_the_holder_is_lost_while_a_worker_joins(operator: Operator) -> None:
     workers(operator, "worker-1", "worker-2")
+    lost = holder_of(operator)
     with availability.watched(f"http://{address_of(operator, 'worker-1')}:{PORT}/") as prober:
         running = operator.start("join", "worker-2")
         operator.wait_for(running, "worker-2: Join")
-        lost = cut(operator, CONTROLS)
+        cut(operator, lost)
         assert running.wait(timeout=LONG) == 0
     assert prober.report().failed == 0, prober.report()
     names = lines(operator.kubectl("get", "configmaps", "--output", "name"))
     assert {f"configmap/before-{number}" for number in range(20)} <= {*names}, "nothing is lost"
     assert "node/worker-2" in lines(operator.kubectl("get", "nodes", "--output", "name"))
     stays = next(name for name in CONTROLS if name != lost)
-    assert leftovers_at(operator, stays) == []
+    assert leftovers(operator, stays) == []
     # It comes back as a member, and does not take the address from its new holder.
-    [holder] = operator.document("status", code=None)["holders"]
+    holder = holder_of(operator)
     assert operator.lab("power", lost, "on").returncode == 0
     deadline = time.monotonic() + unhealthy.BOOT_S
     while not all(each["healthy"] for each in operator.document("status", code=None)["etcd"]):
         assert time.monotonic() < deadline
         time.sleep(10)
-    assert operator.document("status")["holders"] == [holder]
-
-
-def leftovers_at(operator: Operator, machine: str) -> list[str]:
-    """As ``leftovers``, where the first control plane may be off."""
-    if machine == "cp-1":
-        return leftovers(operator)
-    found = operator.ssh(machine, f"{KUBECTL} --namespace kube-system get secrets --output name")
-    return [name for name in lines(found) if "kubeadm-certs" in name or "bootstrap-token" in name]
+    assert holder_of(operator) == holder
 
 
 def test_the_holder_is_lost_while_a_node_is_repaired(operator: Operator) -> None:
+    lost = holder_of(operator)
     with availability.watched(f"http://{address_of(operator, 'worker-1')}:{PORT}/") as prober:
         running = operator.start("repair", "worker-2", "--from", "reboot", "--yes")
         operator.wait_for(running, "worker-2: draining the node")
-        lost = cut(operator, CONTROLS)
+        cut(operator, lost)
         assert running.wait(timeout=LONG) == 0
     assert prober.report().failed == 0, prober.report()
     (operator.folder / "lost").write_text(lost)
