@@ -1,5 +1,5 @@
 """`gpunodes os upgrade` on a machine that boots its own disk: a kernel for which the GPU driver does not build is held
-and said, one for which it builds boots, and a machine with nothing to do is left alone.
+with the reason, one for which it builds boots, and a machine with nothing to do is left alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def outcome(operator: Operator) -> str:
     return str(machine["outcome"])
 
 
-def test_a_kernel_without_a_driver_is_held_and_said(operator: Operator) -> None:
+def test_a_kernel_without_a_driver_is_held_with_the_reason(operator: Operator) -> None:
     before = kernel(operator), operator.ssh("gpu-1", KERNELS)
     [planned] = operator.document("os", "plan", "gpu-1")["machines"]
     assert planned["kernels"], "the mirror has a newer kernel"

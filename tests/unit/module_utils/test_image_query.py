@@ -1,4 +1,4 @@
-"""Images are looked for in registries of the loopback interface: there, absent, behind a token, silent, hostile."""
+"""Images are looked for in registries on loopback: present, absent, behind a token, unresponsive, hostile."""
 
 from __future__ import annotations
 
@@ -106,6 +106,13 @@ def test_a_registry_that_does_not_say_is_asked_once(registry: Registry) -> None:
     found, why = missing(registry, PROXY, f"{NOWHERE}/etcd:3")
     assert (found, len(registry.requests)) == ([], 1)
     assert f"{registry.url}: it responds 503" in why
+
+
+def test_what_is_no_http_is_no_answer(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "do_HEAD", lambda self: self.wfile.write(b"\x00" * 100 + b"\n"))
+    found, why = missing(registry, PROXY)
+    assert found == []
+    assert registry.url in why
 
 
 def test_the_version_is_the_newest_of_the_source_and_what_containerd_has_is_not_asked_for(

@@ -223,8 +223,8 @@ def test_a_node_outside_the_inventory_is_a_warning() -> None:
 
 def test_a_registry_that_does_not_say_is_a_warning() -> None:
     """The roll-out fetches the images before it drains a node: that decides."""
-    silent = {"version": "1.36.3", "missing": [], "unasked": "https://mirror.example: timed out"}
-    plan = planned("1.36", CP1, subject("worker-1", fetched=silent))
+    unasked = {"version": "1.36.3", "missing": [], "unasked": "https://mirror.example: timed out"}
+    plan = planned("1.36", CP1, subject("worker-1", fetched=unasked))
     assert plan.possible
     [finding] = plan.findings
     assert (finding.machine, finding.severity) == ("worker-1", Severity.WARNING)

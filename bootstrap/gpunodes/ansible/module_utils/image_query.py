@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import OpenerDirector, Request
@@ -40,12 +41,12 @@ def missing(images: Sequence[str], mirrors: Mapping[str, str], proxies: Proxies 
     ``mirrors``: the URL by the registry's name; as containerd does, what a mirror lacks is asked of the registry.
     """
     direct, found, unknown = opener(proxies), list[str](), dict[str, str]()
-    silent: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for image in dict.fromkeys(images):
         places = _places(image, mirrors)
-        answers = [_answer(direct, place, image, silent) for place in places]
+        answers = [_answer(direct, place, image, failures) for place in places]
         if answers == [None] * len(places):
-            unknown |= {place: silent[place] for place in places}
+            unknown |= {place: failures[place] for place in places}
         # A mirror that lacks it decides if the registry behind it does not respond: that is what the machine will see.
         elif True not in answers:
             found.append(image)
@@ -58,15 +59,15 @@ def _places(image: str, mirrors: Mapping[str, str]) -> list[str]:
     return [*own, f"https://{_SERVERS.get(registry, registry)}"]
 
 
-def _answer(direct: OpenerDirector, place: str, image: str, silent: dict[str, str]) -> bool | None:
-    """Whether a registry has an image; None, and why in ``silent``, if that cannot be found out."""
-    if place in silent:
+def _answer(direct: OpenerDirector, place: str, image: str, failures: dict[str, str]) -> bool | None:
+    """Whether a registry has an image; None, and why in ``failures``, if that cannot be found out."""
+    if place in failures:
         return None
     path, _, tag = image.partition("/")[2].rpartition(":")
     try:
         return _has(direct, f"{place}/v2/{path}/manifests/{tag}", "")
-    except (OSError, ValueError, _UnknownError) as error:
-        silent[place] = str(getattr(error, "reason", None) or error)[:200] or type(error).__name__
+    except (OSError, ValueError, HTTPException, _UnknownError) as error:
+        failures[place] = str(getattr(error, "reason", None) or error)[:200] or type(error).__name__
         return None
 
 
