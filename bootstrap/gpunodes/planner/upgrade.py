@@ -118,9 +118,8 @@ def _components(target: str, subjects: Sequence[Subject]) -> list[Component]:
 def _irreversible(target: str, present: str, subjects: Sequence[Subject]) -> list[str]:
     if versions.minor_of(target) == versions.minor_of(present):
         return []
-    found = [
-        f"The control plane does not return to {versions.minor_of(present)}: only a backup of etcd brings it back."
-    ]
+    older = versions.minor_of(present)
+    found = [f"The control plane does not return to {older}: a backup of etcd brings back objects, not versions."]
     row = versions.minors()[versions.minor_of(target)]
     tags = [str(each.own["images"].get("etcd", "")) for each in subjects if each.own]
     if any(tag and numbers(tag)[:2] < numbers(row["etcd"])[:2] for tag in tags):
