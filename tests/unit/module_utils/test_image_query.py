@@ -43,7 +43,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.server.code:
             self._send(self.server.code)
         elif self.server.token and given != f"Bearer {self.server.token}":
-            self._send(401, **{"WWW-Authenticate": f'Bearer realm="{self.server.realm}",service="r",scope="s:p"'})
+            self._send(401, challenge=f'Bearer realm="{self.server.realm}",service="r",scope="s:p"')
         else:
             self._send(200 if self.path == "/v2/kube-proxy/manifests/v1.36.3" else 404)
 
@@ -51,10 +51,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.requests.append(self.path)
         self._send(200, json.dumps({"token": self.server.token}).encode())
 
-    def _send(self, code: int, body: bytes = b"", **headers: str) -> None:
+    def _send(self, code: int, body: bytes = b"", challenge: str = "") -> None:
         self.send_response(code)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        if challenge:
+            self.send_header("WWW-Authenticate", challenge)
         self.end_headers()
         self.wfile.write(body)
 
