@@ -50,7 +50,7 @@ PARTS: Mapping[str, Part] = {
     "leave": Part(32, ("test_leave.py",)),
     "burn-in": Part(34, ("test_gpu_machines.py",)),
     "health": Part(26, ("test_health.py",)),
-    "networks": Part(15, ("test_networks.py",)),
+    "networks": Part(17, ("test_networks.py",)),
     "pool": Part(38, ("test_pool.py",)),
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
