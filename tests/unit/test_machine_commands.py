@@ -1,0 +1,67 @@
+"""Commands and pages that the tests on machines use are those of this tree: each of them runs once in many landings."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from gpunodes import cli
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted([*(ROOT / "tests/machines").glob("*.py"), *(ROOT / "tests/slow").glob("test_*.py")])
+COMMANDS: dict[str, click.Command] = dict(runpy.run_path(str(ROOT / "docs/generate.py"))["commands"]())
+COMMANDS |= {other: COMMANDS[name] for other, name in cli.MODULES.items()}
+RUNS = {"gpunodes", "document", "start"}
+"""The methods of an operator that take a command line."""
+
+
+def lines(tree: ast.AST) -> Iterator[list[str]]:
+    """The known words of each command line; a word that is computed is left out."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in RUNS
+            and getattr(node.func.value, "id", "") == "operator"
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+
+
+def wrong(words: list[str]) -> str:
+    """What is wrong with a command line, "" if its command and its options exist."""
+    found = max((each for each in COMMANDS if words[: each.count(" ") + 1] == each.split()), key=len, default="")
+    if not found:
+        return f"no such command: {words}"
+    if found == "playbook":
+        return ""  # what follows are options of ansible-playbook
+    known = {name for each in COMMANDS[found].params for name in (*each.opts, *each.secondary_opts)}
+    return "".join(f"{found} has no {word}" for word in words if word.startswith("--") and word not in known)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_commands_of_the_tests_on_machines_exist(path: Path) -> None:
+    assert [found for words in lines(ast.parse(path.read_text())) if (found := wrong(words))] == []
+
+
+def test_a_wrong_command_is_found() -> None:
+    tree = ast.parse(
+        'operator.gpunodes("joint", name)\noperator.document("gpu", "plan", x, "--jason")\noperator.start("up")'
+    )
+    assert [wrong(words) for words in lines(tree)] == ["no such command: ['joint']", "gpu plan has no --jason", ""]
+    assert sum(1 for path in FILES for _ in lines(ast.parse(path.read_text()))) > 150
+
+
+def test_the_examples_of_a_page_are_those_that_its_test_takes() -> None:
+    gpu = importlib.import_module("tests.machines.test_gpu")
+    [login] = gpu.examples("Images from a private registry")
+    assert "--namespace team" in login
+    for heading in ("One GPU", "Require a pool", "Prefer a generation"):
+        assert gpu.example(heading)
+    assert gpu.tolerations()["tolerations"]
