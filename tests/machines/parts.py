@@ -59,9 +59,12 @@ PARTS: Mapping[str, Part] = {
     "upgrade": Part(38, ("test_upgrade.py",)),
     "control-planes": Part(36, ("test_control_planes.py",)),
     "scaling": Part(39, ("test_scaling.py",)),
+    "scaling-failed-boot": Part(39, ("test_scaling_failed_boot.py",)),
     "storage": Part(39, ("test_storage.py",)),
     "adopt": Part(35, ("test_adopt.py",)),
     "systems": Part(38, ("test_systems.py",)),
+    "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
+    "walkthroughs": Part(38, ("test_walkthroughs.py",)),
 }
 SLOW: Mapping[str, Part] = {"three-control-planes": Part(90, ("test_three_control_planes.py",))}
 """Parts that never have their turn: they need KVM, or more than two processors. The nightly workflow runs them."""

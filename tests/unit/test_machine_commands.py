@@ -65,3 +65,15 @@ def test_the_examples_of_a_page_are_those_that_its_test_takes() -> None:
     for heading in ("One GPU", "Require a pool", "Prefer a generation"):
         assert gpu.example(heading)
     assert gpu.tolerations()["tolerations"]
+
+
+def test_every_walk_through_is_followed_line_by_line() -> None:
+    walks = importlib.import_module("tests.machines.test_walkthroughs")
+    assert sorted(walks.ORDER) == sorted(path.stem for path in walks.PAGES.glob("*.md"))
+    for page in walks.ORDER:
+        found = list(walks.commands(page))
+        assert len(found) > 2
+        assert {words[0] for words in found} <= {"gpunodes", "kubectl"}
+        given = {word for words in found for word in words if word.startswith(("10.", "~"))}
+        assert given <= {*walks.MACHINES, "~/.ssh/id_ed25519"}
+    assert ["kubectl", "create", "namespace", "team"] in list(walks.commands("cdk-tensorflow"))
