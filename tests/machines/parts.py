@@ -61,7 +61,7 @@ PARTS: Mapping[str, Part] = {
     "scaling": Part(39, ("test_scaling.py",)),
     "scaling-failed-boot": Part(39, ("test_scaling_failed_boot.py",)),
     "storage": Part(39, ("test_storage.py",)),
-    "adopt": Part(35, ("test_adopt.py",)),
+    "adopt": Part(38, ("test_adopt.py",)),
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
     "walkthroughs": Part(38, ("test_walkthroughs.py",)),
