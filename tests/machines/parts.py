@@ -48,7 +48,7 @@ PARTS: Mapping[str, Part] = {
     "power": Part(38, ("test_repair_power.py",)),
     "docker": Part(34, ("test_docker.py", "test_gpu_alone.py")),
     "leave": Part(32, ("test_leave.py",)),
-    "burn-in": Part(34, ("test_gpu_machines.py",)),
+    "burn-in": Part(38, ("test_gpu_machines.py",)),
     "health": Part(26, ("test_health.py",)),
     "networks": Part(15, ("test_networks.py",)),
     "pool": Part(38, ("test_pool.py",)),

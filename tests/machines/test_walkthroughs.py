@@ -19,7 +19,7 @@ import pytest
 import yaml
 from gpunodes.inventory import Inventory
 
-from .conftest import CHECKOUT, LabSpec, Operator
+from .conftest import CHECKOUT, LabSpec, Operator, search_for_secrets
 
 LAB = LabSpec("debian13", workers=1, gpu_workers=1)
 PAGES = CHECKOUT / "docs" / "walkthroughs"
@@ -143,3 +143,17 @@ def test_tensorflow_on_cdk_becomes_a_job_over_shared_storage(operator: Operator)
     operator.gpunodes("kubeconfig", "--remove-user", "alice")
     kubectl(operator, *hers, "-n", "team", "get", "pods", code=1)
     operator.gpunodes("storage", "down", "--yes")
+
+
+def test_a_report_of_the_cluster_is_one_private_file(operator: Operator) -> None:
+    operator.gpunodes("report", "-o", "report.html", code=None)
+    path = operator.folder / "report.html"
+    assert path.stat().st_mode & 0o777 == 0o600
+    page = path.read_text()
+    assert all(name in page for name in MACHINES.values())
+    assert "<script" not in page
+    assert {each["name"] for each in operator.document("report", code=None)["machines"]} == set(MACHINES.values())
+
+
+def test_no_secret_leaks(operator: Operator) -> None:
+    search_for_secrets(operator, LAB.machines)
