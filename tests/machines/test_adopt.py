@@ -1,14 +1,13 @@
 """A cluster that kubeadm made by hand: looked at and adopted, joined to, and its GPU node repaired with its kubeconfig.
 
 The packages, with the driver of the stand-in GPUs, are those of `prepare`, whose ledger is deleted: nothing on the
-machines says that gpunodes was there. The network add-on is a bridge with routes, which gpunodes does not know. No
-device plugin runs. Not run yet since its worker has GPUs.
+machines says that gpunodes was there. The network add-on is a bridge with routes, which gpunodes does not know. Not run
+yet since its worker has GPUs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from . import unhealthy
+from . import own_network, unhealthy
 from .conftest import LabSpec, Operator
 
 LAB = LabSpec("debian13", workers=1, gpu_workers=1)
@@ -33,15 +32,6 @@ rm -rf /var/lib/gpunodes && systemctl enable kubelet
 kubeadm init --kubernetes-version $(kubeadm version -o short) --pod-network-cidr {PODS} >/run/kubeadm.log 2>&1
 kubeadm token create --print-join-command
 """
-BRIDGE: dict[str, Any] = {
-    "cniVersion": "1.0.0",
-    "name": "bridge",
-    "type": "bridge",
-    "bridge": "cni0",
-    "isGateway": True,
-    "ipMasq": True,
-    "ipam": {"type": "host-local", "routes": [{"dst": "0.0.0.0/0"}]},
-}
 BOOT = "cat /proc/sys/kernel/random/boot_id"
 
 
@@ -83,25 +73,15 @@ def wait_ready(operator: Operator, names: set[str], limit_s: float = 900.0) -> N
         time.sleep(5)
 
 
-def bridge(operator: Operator, name: str) -> None:
-    """A network add-on by hand: each node bridges its own pods, and has routes to those of the others."""
-    subnet = operator.kubectl("get", "node", name, "-o", "jsonpath={.spec.podCIDR}")
-    document = json.dumps(BRIDGE | {"ipam": BRIDGE["ipam"] | {"subnet": subnet}})
-    operator.ssh(name, f"mkdir -p /etc/cni/net.d && echo '{document}' >/etc/cni/net.d/10-bridge.conf")
-    hosts = lab_hosts(operator)
-    for other in BY_HAND:
-        if other != name:
-            operator.ssh(other, f"ip route replace {subnet} via {hosts[name]['ansible_host']}")
-
-
 def test_kubeadm_makes_a_cluster_by_hand(operator: Operator) -> None:
     write(operator, ALONE, BY_HAND)
     operator.gpunodes("prepare", *BY_HAND, "-i", ALONE, *unhealthy.DRIVER, limit_s=3000)
     join = operator.ssh("control-1", INIT).strip().splitlines()[-1]
     assert join.startswith("kubeadm join ")
     operator.ssh("gpu-1", f"rm -rf /var/lib/gpunodes && systemctl enable kubelet && {join} >/run/kubeadm.log 2>&1")
+    addresses = {name: lab_hosts(operator)[name]["ansible_host"] for name in BY_HAND}
     for name in BY_HAND:
-        bridge(operator, name)
+        own_network.bridge(operator, name, addresses)
     wait_ready(operator, set(BY_HAND))
 
 
@@ -132,6 +112,16 @@ def test_status_and_a_machine_that_joins_and_leaves(operator: Operator) -> None:
     assert "flannel" not in operator.kubectl("get", "daemonsets", "-A", "-o", "name")
     operator.gpunodes("remove", "--yes", address, "-i", ADOPTED)
     assert "worker-1" not in operator.kubectl("get", "nodes", "-o", "name")
+
+
+def test_the_gpus_of_a_node_are_served(operator: Operator) -> None:
+    """The first thing that it lacks: NVIDIA's device plugin. Its driver is there."""
+    assert operator.document("upgrade", "plan", "-i", ADOPTED, code=None)["schema"]
+    operator.gpunodes("gpu", "install", "gpu-1", "-i", ADOPTED, *unhealthy.DRIVER, "--no-reboot")
+    [machine] = operator.document("gpu", "verify", "gpu-1", "-i", ADOPTED)["machines"]
+    assert {level["level"]: level["state"] for level in machine["levels"]} == dict.fromkeys(
+        ("host", "container", "kubelet", "pod"), "ok"
+    )
 
 
 def test_addresses_need_no_inventory(operator: Operator) -> None:
