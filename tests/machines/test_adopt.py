@@ -116,7 +116,7 @@ def test_status_and_a_machine_that_joins_and_leaves(operator: Operator) -> None:
 
 def test_the_gpus_of_a_node_are_served(operator: Operator) -> None:
     """The first thing that it lacks: NVIDIA's device plugin. Its driver is there."""
-    assert operator.document("upgrade", "plan", "-i", ADOPTED, code=None)["schema"]
+    assert operator.document("upgrade", "plan", "1.36", "-i", ADOPTED, code=None)["schema"]
     operator.gpunodes("gpu", "install", "gpu-1", "-i", ADOPTED, *unhealthy.DRIVER, "--no-reboot")
     [machine] = operator.document("gpu", "verify", "gpu-1", "-i", ADOPTED)["machines"]
     assert {level["level"]: level["state"] for level in machine["levels"]} == dict.fromkeys(

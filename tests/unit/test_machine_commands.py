@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from gpunodes import cli
+from gpunodes.errors import WrongInput
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "tests/machines").glob("*.py"), *(ROOT / "tests/slow").glob("test_*.py")])
@@ -20,8 +21,8 @@ RUNS = {"gpunodes", "document", "start"}
 """The methods of an operator that take a command line."""
 
 
-def lines(tree: ast.AST) -> Iterator[list[str]]:
-    """The known words of each command line; a word that is computed is left out."""
+def lines(tree: ast.AST) -> Iterator[tuple[list[str], bool]]:
+    """The known words of each command line, and whether these are all: a word that is computed is left out."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)
@@ -31,30 +32,43 @@ def lines(tree: ast.AST) -> Iterator[list[str]]:
             and node.args
             and isinstance(node.args[0], ast.Constant)
         ):
-            yield [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+            words = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+            # A computed word may be the name of a machine; several of them (*words) may be options.
+            computed = any(not isinstance(each, ast.Constant | ast.Name | ast.JoinedStr) for each in node.args)
+            yield (words, False) if computed else ([str(getattr(each, "value", "x")) for each in node.args], True)
 
 
-def wrong(words: list[str]) -> str:
-    """What is wrong with a command line, "" if its command and its options exist."""
+def wrong(words: list[str], is_whole: bool) -> str:
+    """What is wrong with a command line, "" if its command and its options exist, and no argument of it is missing."""
     found = max((each for each in COMMANDS if words[: each.count(" ") + 1] == each.split()), key=len, default="")
     if not found:
         return f"no such command: {words}"
     if found == "playbook":
         return ""  # what follows are options of ansible-playbook
+    if is_whole:
+        try:
+            COMMANDS[found].make_context(found, words[found.count(" ") + 1 :])
+        except (click.ClickException, WrongInput) as error:
+            if "x" not in words or isinstance(error, click.MissingParameter):
+                return f"{words}: {error}"
+        return ""
     known = {name for each in COMMANDS[found].params for name in (*each.opts, *each.secondary_opts)}
     return "".join(f"{found} has no {word}" for word in words if word.startswith("--") and word not in known)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_commands_of_the_tests_on_machines_exist(path: Path) -> None:
-    assert [found for words in lines(ast.parse(path.read_text())) if (found := wrong(words))] == []
+def test_commands_of_the_tests_on_machines_exist(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [found for line in lines(ast.parse(path.read_text())) if (found := wrong(*line))] == []
 
 
 def test_a_wrong_command_is_found() -> None:
     tree = ast.parse(
-        'operator.gpunodes("joint", name)\noperator.document("gpu", "plan", x, "--jason")\noperator.start("up")'
+        'operator.gpunodes("joint", name)\noperator.document("gpu", "plan", *x, "--jason")\n'
+        'operator.gpunodes("join")\noperator.start("up")\noperator.gpunodes("upgrade", "plan")\n'
+        'operator.gpunodes("join", *x)'
     )
-    assert [wrong(words) for words in lines(tree)] == ["no such command: ['joint']", "gpu plan has no --jason", ""]
+    assert [bool(wrong(*line)) for line in lines(tree)] == [True, True, True, False, True, False]
     assert sum(1 for path in FILES for _ in lines(ast.parse(path.read_text()))) > 150
 
 
