@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunodes import shape
 from gpunodes.engine.cluster.api import Api
-from gpunodes.engine.cluster.errors import invalid
+from gpunodes.engine.cluster.errors import check
 from gpunodes.shape import Many, Maybe, Named, Optional
 
 _NODES = (
@@ -50,15 +49,10 @@ class Adopted(Api):
         nodes = self._call("GET", "/api/v1/nodes", keep=_NODES).body["items"]
         sets = self._call("GET", "/apis/apps/v1/daemonsets", keep=_SETS).body["items"]
         found = self._find("/api/v1/namespaces/kube-system/configmaps/kubeadm-config")
-        _check(version, {"gitVersion": str}, "its version")
-        _check(nodes, Many(_NODE, 20_000), "its nodes")
-        _check(sets, Many(_SET, 10_000), "its DaemonSets")
+        check(version, {"gitVersion": str}, "its version")
+        check(nodes, Many(_NODE, 20_000), "its nodes")
+        check(sets, Many(_SET, 10_000), "its DaemonSets")
         if found is not None:
-            _check(found, _MAP, "kubeadm's ConfigMap")
+            check(found, _MAP, "kubeadm's ConfigMap")
         data = (found or {}).get("data") or {}
         return Reading(str(version["gitVersion"]), data.get("ClusterConfiguration"), nodes, sets)
-
-
-def _check(found: Any, wanted: Any, what: str) -> None:
-    if wrong := shape.wrong(found, wanted):
-        raise invalid(f"what the cluster reports about {what} is not valid: {wrong}")

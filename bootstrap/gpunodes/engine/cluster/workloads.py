@@ -10,7 +10,7 @@ from urllib.parse import quote
 from gpunodes import shape
 from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
 from gpunodes.engine.cluster.api import NOT_FOUND, Api
-from gpunodes.engine.cluster.errors import Refused, invalid
+from gpunodes.engine.cluster.errors import Refused, check
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 from gpunodes.shape import Many, Maybe, Optional
@@ -124,9 +124,3 @@ class Workloads(Api):
 def line(text: Any) -> str:
     """A text of the cluster on one line, of limited length."""
     return printable(" ".join(str(text).split()))[:_LONGEST]
-
-
-def check(found: Any, wanted: Any, what: str) -> None:
-    """Raise NoResponse for an object of another shape."""
-    if wrong := shape.wrong(found, wanted):
-        raise invalid(f"what the control plane reports about {what} is not valid: {wrong}")

@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunodes.engine.cluster.api import CONFLICT
-from gpunodes.engine.cluster.errors import Refused
-from gpunodes.engine.cluster.workloads import Workloads, check
+from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.workloads import Workloads
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.planner import notebooks, storage
 from gpunodes.planner.notebooks import PATHS, Place, Request

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunodes import shape
-from gpunodes.engine.cluster.errors import Refused
-from gpunodes.engine.cluster.workloads import Workloads, check, line
+from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.workloads import Workloads, line
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.planner import registry, storage
 from gpunodes.planner.registry import NAME, NAMESPACE
