@@ -59,6 +59,8 @@ def bring(spec: Spec, layout: Mapping[str, int], check: bool) -> Outcome:
     wrong = mig.different(_read(), layout)
     if wrong:
         _check_unused(check=check)
+    elif not check:
+        mig.start_services(_run)
     # First the unit: after a power cut, it completes the layout.
     done = converge(spec, check)
     made = _changed(spec, wrong, layout, check)
@@ -68,11 +70,15 @@ def bring(spec: Spec, layout: Mapping[str, int], check: bool) -> Outcome:
 def remove(check: bool) -> Outcome:
     """Take away the instances that gpunodes made, and their unit; nothing on other machines."""
     if not is_made():
-        return Outcome()
+        # What a run that was killed left beside the unit.
+        done = converge(REMOVED, check)
+        return Outcome(done.actions, done.differences)
     loaded = os.path.exists(f"{gpu_driver.SYS}/module/nvidia")
     wrong = mig.different(_read(), {}) if loaded else []
     if wrong:
         _check_unused(check=check)
+    elif not check:
+        mig.start_services(_run)
     made = _changed(REMOVED, wrong, {}, check)
     if not check:
         run_program(["systemctl", "disable", os.path.basename(UNIT)])
