@@ -387,6 +387,18 @@ def test_services_start_again_after_a_run_that_was_killed(
     assert board.instances == [["1g.10gb"] * 7] * 2
 
 
+def test_a_machine_whose_gpu_is_broken_can_be_left(board: Board, tmp_path: Path) -> None:
+    """A join without the setting fails there, and says why; a reset does not."""
+    gpu_mig.bring(spec(tmp_path), LAYOUT, check=False)
+    board.broken = "nvidia-smi -q"
+    with pytest.raises(MachineProblem, match="nvidia-smi -q -x"):
+        gpu_mig.bring(gpu_mig.REMOVED, {}, check=False)
+    assert gpu_mig.is_made()
+    gpu_mig.remove(check=False, leaves=True)
+    assert "systemctl disable gpunodes-mig.service" in board.calls
+    assert not gpu_mig.is_made()
+
+
 def test_a_program_without_its_unit_is_removed(board: Board, tmp_path: Path) -> None:
     """A run was killed between both."""
     gpu_mig.bring(spec(tmp_path), LAYOUT, check=False)

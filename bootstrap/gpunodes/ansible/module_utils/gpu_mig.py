@@ -67,14 +67,22 @@ def bring(spec: Spec, layout: Mapping[str, int], check: bool) -> Outcome:
     return Outcome([*done.actions, *made.actions], [*done.differences, *made.differences], made.reboot)
 
 
-def remove(check: bool) -> Outcome:
-    """Take away the instances that gpunodes made, and their unit; nothing on other machines."""
+def remove(check: bool, *, leaves: bool = False) -> Outcome:
+    """Take away the instances that gpunodes made, and their unit; nothing on other machines.
+
+    ``leaves``: gpunodes leaves the machine, also one whose GPUs nvidia-smi cannot read: they keep their mode.
+    """
     if not is_made():
         # What a run that was killed left beside the unit.
-        done = converge(REMOVED, check)
+        done = converge(REMOVED, check) if os.path.exists(PROGRAM) else Outcome()
         return Outcome(done.actions, done.differences)
-    loaded = os.path.exists(f"{gpu_driver.SYS}/module/nvidia")
-    wrong = mig.different(_read(), {}) if loaded else []
+    wrong: list[mig.Gpu] = []
+    if os.path.exists(f"{gpu_driver.SYS}/module/nvidia"):
+        try:
+            wrong = mig.different(_read(), {})
+        except MachineProblem:
+            if not leaves:
+                raise
     if wrong:
         _check_unused(check=check)
     elif not check:
