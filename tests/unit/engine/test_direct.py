@@ -19,12 +19,17 @@ from typing import Any
 
 import pytest
 import yaml
+from gpunodes.engine import control_planes
 from gpunodes.engine.cluster import connection, direct, exec_plugin
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.direct import ByKubeconfig
-from gpunodes.engine.cluster.errors import NoResponse, NoSession, OtherCluster, Refused
+from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import WrongInput
+from gpunodes.inventory import addressed
+from gpunodes.model import Kubeconfig
+from gpunodes.operations import claims, power
 
 pytest.importorskip("kubernetes", reason="the extra gpunodes[kubeconfig] is not installed")
 
@@ -250,7 +255,7 @@ def test_a_plugin_that_fails(
     server: Server, monkeypatch: pytest.MonkeyPatch, plugin: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setattr(exec_plugin, "_LIMIT_S", 1.0)
-    with pytest.raises(NoSession, match=f"(?s)cannot be used: .*{message}.*kubectl") as caught:
+    with pytest.raises(WrongInput, match=f"(?s)cannot be used: .*{message}.*kubectl") as caught:
         cluster(server.kubeconfig(exec={"apiVersion": VERSION, **plugin})).nodes()
     assert "\x1b" not in str(caught.value)
     assert "t0ken" not in str(caught.value)
@@ -320,6 +325,30 @@ def test_credentials_that_ended_never_lead_to_another_cluster(server: Server, mo
     assert refused.status == connection.OTHER_API
     asked = [path for path, token in server.asked[before:] if token == "Bearer other"]
     assert set(asked) == {"/k8s/c-1/api/v1/namespaces/kube-system"}
+
+
+@pytest.mark.parametrize("status", [401, 403, 0])
+def test_no_power_is_switched_without_a_lock_while_the_cluster_works(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    """Its credentials have ended, or lack a right: another command may hold the lock. One that is down has none."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(control_planes, "_CONFIRMED", {})
+    monkeypatch.setattr(claims, "PATIENCE_S", 0.0)
+    server.answer = lambda _: (status, {}, b'{"message": "no"}')
+    path = server.kubeconfig()
+    if not status:
+        path.write_text(path.read_text().replace(str(server.port), "1"))
+    fleet = InventoryFleet(addressed.inventory(["10.0.0.5"], {}, Kubeconfig(path)))
+    machine, reported = fleet.all_machines()[0], list[str]()
+    with contextlib.ExitStack() as inside:
+        held = power.locked(fleet, machine, power.PowerAction.OFF, lambda _, text: reported.append(text))
+        if status:
+            with pytest.raises(Refused, match="the Kubernetes API reports: no"):
+                inside.enter_context(held)
+        else:
+            inside.enter_context(held)
+    assert any("no lock" in each for each in reported) == (not status)
 
 
 @pytest.mark.parametrize("where", ["headers", "body", "chunks"])

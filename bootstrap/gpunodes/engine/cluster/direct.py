@@ -20,7 +20,6 @@ from gpunodes.ansible.module_utils.kube_api import is_path
 from gpunodes.ansible.module_utils.session import pruned
 from gpunodes.engine.cluster import exec_plugin, kubeconfig_file
 from gpunodes.engine.cluster.connection import CALL_S, INVALID, OTHER_API, Response
-from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.cluster.kubeconfig_file import Selected
 from gpunodes.errors import GpunodesError, WrongInput
 
@@ -238,8 +237,8 @@ class _Client:
         return _response(int(response.status), data, response.headers.get("Date", ""), fields["keep"])
 
 
-def _unusable(by: ByKubeconfig, why: str) -> NoSession:
-    return NoSession(
+def _unusable(by: ByKubeconfig, why: str) -> WrongInput:
+    return WrongInput(
         f"the credentials in {by.path} cannot be used: {why}",
         "a kubeconfig with which kubectl works",
         f"try `kubectl --kubeconfig {by.path} get nodes`",
