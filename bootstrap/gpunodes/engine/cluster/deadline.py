@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from urllib3.connection import HTTPSConnection
-from urllib3.connectionpool import HTTPSConnectionPool
+from urllib3 import connection, connectionpool
 
 from gpunodes.engine.deadline import Channel
 
@@ -26,14 +25,16 @@ def within(limit_s: float) -> Iterator[None]:
         _OF_THREAD.end = None
 
 
-class Pool(HTTPSConnectionPool):
+class Pool(connectionpool.HTTPSConnectionPool):
     """Connections that obey ``within``, which is used around each request and the read of its response."""
 
 
-class _Connection(HTTPSConnection):
+class HTTPSConnection(connection.HTTPSConnection):
+    """Its name is in messages of urllib3."""
+
     def connect(self) -> None:
         super().connect()
         self.sock: Any = Channel(self.sock, lambda: getattr(_OF_THREAD, "end", None))
 
 
-Pool.ConnectionCls = _Connection
+Pool.ConnectionCls = HTTPSConnection
