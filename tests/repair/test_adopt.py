@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from gpunodes.ansible.module_utils import kubeconfig
+from gpunodes.ansible.module_utils.cluster import objects
 from gpunodes.engine import control_planes
+from gpunodes.engine.cluster.adopted import Adopted
 from gpunodes.engine.cluster.connection import here
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import addressed
 from gpunodes.model import Role
 from gpunodes.operations import adopt
+from gpunodes.planner import adoption
 from gpunodes.planner.adoption import AdoptedNode
 
 from . import apiserver, kwok
@@ -71,3 +78,29 @@ def test_kubeadm_s_cluster_is_read(server: ApiServer, monkeypatch: pytest.Monkey
         "gpunodes_network": "none",
     }
     assert [each.found for each in read.rows if each.what == "network add-on"] == ["Calico"]
+
+
+def test_a_cluster_of_gpunodes_whose_inventory_is_lost(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its network add-on is recognised as it is applied; pods of others with its label are not."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(kubeconfig, "ADMIN", str(server.kubeconfig))
+    transport = here(sys.executable, server.kubeconfig)
+    monkeypatch.setattr(control_planes, "over_ssh", lambda *_, **__: transport)
+
+    def network() -> str:
+        with control_planes.connected(addressed.inventory(["10.0.0.1"], {}, role=Role.CONTROL_PLANE), Adopted) as api:
+            return adoption._network(api.read().daemon_sets)[1]
+
+    labels = {"a": "b", "gpunodes.dev/network": "flannel"}
+    pods = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "x"}]}}
+    daemons = {"metadata": {"name": "x"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": pods}}
+    server.call("POST", "/apis/apps/v1/namespaces/default/daemonsets", daemons)
+    assert network() == "none"
+    template = (Path(__file__).parents[2] / "roles/network/templates/flannel.yml.j2").read_text()
+    images = {"daemon": "registry.example/x:1", "plugin": "registry.example/y:1"}
+    variables = {"network_images": images, "network_pod_subnet": "10.244.0.0/16", "network_endpoint": "10.0.0.1:6443"}
+    made = Templar(DataLoader(), variables=variables).template(trust_as_template(template))
+    objects.apply([each for each in yaml.safe_load_all(made) if each], check=False)
+    assert network() == "flannel"

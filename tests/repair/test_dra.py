@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import gpu_cluster, kube_api, kubeconfig
-from gpunodes.ansible.module_utils.cluster import objects, slices
+from gpunodes.ansible.module_utils import devices, gpu_cluster, kube_api, kubeconfig
+from gpunodes.ansible.module_utils.cluster import nodes, objects, slices
 
 from tests.unit.test_gpu_serving import rendered, resource_slice
 
@@ -103,3 +103,19 @@ def test_the_claim_and_the_job_of_the_verification_are_accepted() -> None:
     )
     assert job["spec"]["template"]["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == "verify"
     assert slices.allocated(client) == set()
+
+
+def test_a_label_fails_nothing_in_a_cluster_that_does_not_serve_the_api(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One before Kubernetes 1.34: each node may set such a label of its own."""
+    flags = {"runtime-config": "resource.k8s.io/v1=false"}
+    with apiserver.running(tmp_path_factory.mktemp("old"), flags) as old:
+        monkeypatch.setattr(kubeconfig, "ADMIN", str(old.kubeconfig))
+        metadata = {"name": "gpu-1", "labels": {devices.SERVING: devices.DRA}}
+        old.call("POST", "/api/v1/nodes", {"metadata": metadata})
+        found = nodes.info(required=True)
+        assert found
+        assert [(each["name"], each["gpus"]) for each in found["nodes"]] == [("gpu-1", 0)]
+        assert slices.claims(kube_api.admin(), "default") is None
+        assert slices.allocated(kube_api.admin()) == set()

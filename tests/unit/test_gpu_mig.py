@@ -112,6 +112,7 @@ class Board:
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Board:
     made = Board(tmp_path / "capabilities")
     monkeypatch.setattr(mig, "CAPABILITIES", str(made.capabilities))
+    monkeypatch.setattr(mig, "STOPPED", str(tmp_path / "stopped"))
     monkeypatch.setattr(mig, "describe_devices", lambda run: run(["nvidia-ctk", "cdi", "generate"]))
     monkeypatch.setattr(gpu_mig, "_run", made.run)
     monkeypatch.setattr(gpu_mig, "UNIT", str(tmp_path / "gpunodes-mig.service"))
@@ -352,6 +353,59 @@ def test_the_first_line_of_nvidia_smi_that_fails_is_reported(board: Board, tmp_p
     with pytest.raises(MachineProblem, match="Unable to do that: In use by another client"):
         gpu_mig.bring(spec(tmp_path), LAYOUT, check=False)
     assert "systemctl start --no-block nvidia-dcgm" in board.calls, "services come back after a failure, too"
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing runs after it."""
+
+
+@pytest.mark.parametrize("broken", ["systemctl stop", "-mig 1", "-cgi", "nvidia-modprobe"])
+def test_services_start_again_after_a_run_that_was_killed(
+    board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Also where the next run has nothing else to do."""
+
+    def run(argv: Sequence[str]) -> tuple[int, str]:
+        done = board.run(argv)
+        if argv[:2] == ["systemctl", "stop"]:
+            board.active.discard(argv[-1])
+        if broken in " ".join(argv):
+            raise Killed
+        return done
+
+    monkeypatch.setattr(gpu_mig, "_run", run)
+    starts = mig.start_services
+    monkeypatch.setattr(mig, "start_services", lambda _: None)
+    with pytest.raises(Killed):
+        gpu_mig.bring(spec(tmp_path), LAYOUT, check=False)
+    monkeypatch.setattr(mig, "start_services", starts)
+    monkeypatch.setattr(gpu_mig, "_run", board.run)
+    assert "systemctl start --no-block nvidia-dcgm" not in board.calls
+    gpu_mig.bring(spec(tmp_path), LAYOUT, check=False)
+    assert board.calls.count("systemctl start --no-block nvidia-dcgm") == 1
+    assert not Path(mig.STOPPED).exists()
+    assert board.instances == [["1g.10gb"] * 7] * 2
+
+
+def test_a_machine_whose_gpu_is_broken_can_be_left(board: Board, tmp_path: Path) -> None:
+    """A join without the setting fails there, and says why; a reset does not."""
+    gpu_mig.bring(spec(tmp_path), LAYOUT, check=False)
+    board.broken = "nvidia-smi -q"
+    with pytest.raises(MachineProblem, match="nvidia-smi -q -x"):
+        gpu_mig.bring(gpu_mig.REMOVED, {}, check=False)
+    assert gpu_mig.is_made()
+    gpu_mig.remove(check=False, leaves=True)
+    assert "systemctl disable gpunodes-mig.service" in board.calls
+    assert not gpu_mig.is_made()
+
+
+def test_a_program_without_its_unit_is_removed(board: Board, tmp_path: Path) -> None:
+    """A run was killed between both."""
+    gpu_mig.bring(spec(tmp_path), LAYOUT, check=False)
+    Path(gpu_mig.UNIT).unlink()
+    assert gpu_mig.bring(gpu_mig.REMOVED, {}, check=False).actions == [f"remove {gpu_mig.PROGRAM}"]
+    assert not Path(gpu_mig.PROGRAM).exists()
+    assert board.instances == [["1g.10gb"] * 7] * 2, "whose they are is not known any more"
 
 
 def test_the_level_host_fails_without_the_layout(board: Board) -> None:

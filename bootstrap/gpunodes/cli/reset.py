@@ -7,7 +7,7 @@ from dataclasses import replace
 import click
 
 from gpunodes.cli import common, complete, terminal
-from gpunodes.errors import ExitCode, GpunodesError
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations import checked, kubeconfig, phases
@@ -38,8 +38,13 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     # A broken cluster must not prevent its reset.
     code = common.execute_confirmed(operation, inventory, chosen, flags, consequence, yes=yes, needs_cluster=False)
     if merged and code == ExitCode.DONE:
-        kubeconfig.forget(merged)
-        terminal.progress(f"{merged.path}: the context {', '.join(sorted(merged.contexts))} of this cluster is removed")
+        contexts = ", ".join(sorted(merged.contexts))
+        try:
+            kubeconfig.forget(merged)
+        except (OSError, WrongInput) as error:
+            terminal.progress(f"warning: {merged.path} keeps the context {contexts} of this cluster: {error}")
+        else:
+            terminal.progress(f"{merged.path}: the context {contexts} of this cluster is removed")
     return code
 
 

@@ -22,6 +22,8 @@ from gpunodes.model import Machine
 _Api = TypeVar("_Api", bound=Api)
 _READ = "/api/v1/namespaces/kube-system"
 """What a control plane reads from etcd to show that its API works."""
+_CONFIRMED: dict[str, str] = {}
+"""The uids of clusters of machines that are in no inventory, by the key of their history; nothing of them is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
     """
     if found := inventory.kubeconfig:
         key = inventory.cluster
-        known = functools.partial(clusters.confirm, key) if not key.startswith(addressed.KEY) else lambda _: True
+        known = functools.partial(_confirm_here if key.startswith(addressed.KEY) else clusters.confirm, key)
         return Session(ByKubeconfig(found.path, found.context, known))
     machines = sorted(inventory.control_planes(), key=lambda machine: machine.name in changed)
     transports = [
@@ -50,6 +52,11 @@ def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
         return Session(transports)
     cluster = inventory.cluster
     return Session(transports, clusters.ca(cluster), functools.partial(clusters.remember_ca, cluster))
+
+
+def _confirm_here(key: str, uid: str) -> bool:
+    """Whether all sessions of this process with a kubeconfig lead to one cluster: its file may change between two."""
+    return _CONFIRMED.setdefault(key, uid) == uid
 
 
 @contextlib.contextmanager

@@ -31,6 +31,9 @@ _PARALLEL = 32
 PATIENCE_S = DURATION_S
 """Seconds without an API after which a command continues without it: any holder of a Lease has stopped by then."""
 
+_NOT_ALLOWED = frozenset({401, 403})
+"""Statuses for credentials that have ended, or that have not the rights."""
+
 
 class Claim:
     """The locks of one command on its machines."""
@@ -203,7 +206,7 @@ def claimed(
 
     Raises Held or Taken if another command works on one of them, NoSession or NoLock if too few control-plane machines
     respond, and OtherCluster if only machines of another cluster do. With a kubeconfig there is no lock over SSH:
-    raises NoSession if the API does not respond.
+    raises NoSession if the API does not respond, and Refused if it does not accept these credentials.
     """
     with contextlib.ExitStack() as held:
         session = control_planes.session(inventory, {machine.name for machine in machines})
@@ -220,6 +223,9 @@ def claimed(
             raise
         except (NoResponse, Refused) as problem:
             if inventory.kubeconfig:
+                if isinstance(problem, Refused) and problem.status in _NOT_ALLOWED:
+                    # A cluster that works: another command may hold a lock there.
+                    raise
                 raise NoSession(problem.problem.found, problem.problem.wanted, problem.problem.remedy) from problem
             no_api = True
             claim.findings = [_unlocked(session.machine, problem)]

@@ -82,11 +82,16 @@ def _fetch(inventory: Inventory, control: Machine, name: str) -> dict[str, Any]:
 
 
 def merged(existing: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
-    """``existing`` with the entries of ``new``; entries of the same name are replaced, all others stay."""
+    """``existing`` with the entries of ``new``; entries of the same name are replaced, all others stay.
+
+    Raises WrongInput for lists that are none.
+    """
     result: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", **(existing or {})}
     for key in ("clusters", "users", "contexts"):
-        names = {entry["name"] for entry in new[key]}
-        result[key] = [entry for entry in result.get(key) or [] if entry["name"] not in names] + list(new[key])
+        names, before = {entry["name"] for entry in new[key]}, result.get(key) or []
+        if not isinstance(before, list):
+            raise WrongInput(f"{key} of the kubeconfig is no list", "a kubeconfig", "correct it, or use --output")
+        result[key] = [entry for entry in before if _name(entry) not in names] + list(new[key])
     result["current-context"] = new["current-context"]
     return result
 
@@ -141,8 +146,9 @@ def forget(merged: Merged) -> None:
     """Take these entries out of the user's kubeconfig; everything else stays as it is."""
     document = dict(_existing(merged.path))
     for kind in ("clusters", "contexts", "users"):
-        gone = getattr(merged, kind)
-        document[kind] = [each for each in document.get(kind) or [] if _name(each) not in gone]
+        gone, listed = getattr(merged, kind), document.get(kind)
+        if isinstance(listed, list):
+            document[kind] = [each for each in listed if _name(each) not in gone]
     if document.get("current-context") in merged.contexts:
         document["current-context"] = ""
     _replace(merged.path, document)

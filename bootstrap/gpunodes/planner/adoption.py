@@ -22,7 +22,9 @@ _NODE = re.compile(r"[a-z0-9]([a-z0-9.-]{0,198}[a-z0-9])?")
 _ENDPOINT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})(:\d{1,5})?")
 _RUNTIME = re.compile(r"([a-z-]{1,30})://(\d{1,4}(?:\.\d{1,4}){0,2})\S{0,60}")
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
-_OWN_NETWORK = "gpunodes.dev/network"
+# Of the role network: its DaemonSet, and the label of its pods. The label alone is anybody's who may make pods.
+_OWN_NETWORK = ("kube-flannel", "kube-flannel-ds")
+_OWN_LABEL = "gpunodes.dev/network"
 _DOMAIN = "cluster.local"
 _NETWORKS: Mapping[str, str] = {
     "kube-flannel-ds": "flannel",
@@ -194,8 +196,8 @@ def _endpoint_row(endpoint: str, *, several: bool) -> Row:
 def _network(sets: Sequence[Mapping[str, Any]]) -> tuple[Row, str]:
     """The network add-on, and the setting for it: only that of gpunodes is managed."""
     for each in sets:
-        labels = each["metadata"].get("labels")
-        if isinstance(labels, Mapping) and _OWN_NETWORK in labels:
+        metadata, pods = each["metadata"], each["spec"]["template"].get("metadata") or {}
+        if (metadata.get("namespace"), metadata["name"]) == _OWN_NETWORK and _OWN_LABEL in (pods.get("labels") or {}):
             return Row("", "network add-on", "flannel of gpunodes", "flannel", Fit.SAME), "flannel"
     names = sorted({_NETWORKS[each["metadata"]["name"]] for each in sets if each["metadata"]["name"] in _NETWORKS})
     found = ", ".join(names) or "not known"

@@ -363,7 +363,7 @@ def _node_wanted(
         found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
     elif for_people:
         found["docker"] = Spec(members={"docker": _users(given)})
-    if given.registry:
+    if registry.is_trusted(given.registry, given.settings):
         runtimes = {_DOCKER} if with_docker else {"containerd", _DOCKER} if for_people else {"containerd"}
         found["registry_trust"] = registry.trust(given.registry["address"], given.registry["ca"], runtimes)
     return found

@@ -275,6 +275,18 @@ def _object(version: str, kind: str, **content: Any) -> dict[str, Any]:
 _HOST_PORT = re.compile(r"(\d{1,3}\.){3}\d{1,3}:\d{1,5}")
 
 
+def is_trusted(found: Mapping[str, str], settings: Mapping[str, Any]) -> bool:
+    """Whether nodes may trust the registry that a cluster reports: only at an address of its Services.
+
+    Who may make namespaces could publish a CA of their own for a registry elsewhere, and replace its owner's files.
+    """
+    try:
+        host = ipaddress.IPv4Address(str(found.get("address", "")).partition(":")[0])
+        return host in ipaddress.IPv4Network(str(settings[SUBNET]).strip(), strict=False)
+    except ValueError:
+        return False
+
+
 def trust(address: str, ca: str, runtimes: Collection[str]) -> Spec:
     """The files by which the runtimes of a node trust the registry; both read them at each pull, without a restart.
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from gpunodes.cli import bmc_settings, connections, terminal
+from gpunodes.engine import control_planes
+from gpunodes.engine.cluster.direct import ByKubeconfig
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory, addressed
@@ -75,6 +77,19 @@ def test_their_history_has_a_key_of_its_own() -> None:
     assert addressed.inventory(["10.0.0.5"], {}).cluster == "addresses"
     assert addressed.inventory(["10.0.0.6"], {}, kubeconfig).cluster == "addresses /k prod"
     assert InventoryFleet(addressed.inventory(["10.0.0.5"], {}, kubeconfig)).settings()["gpunodes_bmc_type"] == ""
+
+
+def test_all_sessions_of_a_command_lead_to_one_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current context of the file may be changed between two of them."""
+    monkeypatch.setattr(control_planes, "_CONFIRMED", {})
+    inventory = addressed.inventory(["10.0.0.5"], {}, Kubeconfig(Path("/k")))
+    made: list[ByKubeconfig] = []
+    monkeypatch.setattr(control_planes, "Session", made.append)
+    for _ in range(2):
+        control_planes.session(inventory)
+    assert made[0].is_known("u-1")
+    assert made[1].is_known("u-1")
+    assert not made[1].is_known("u-2")
 
 
 def test_the_file_has_no_password_and_ends_with_the_process(tmp_path: Path) -> None:

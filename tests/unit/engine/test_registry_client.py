@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from gpunodes.engine.registry import client as client_of_registry
 from gpunodes.engine.registry.client import Client
 from gpunodes.errors import GpunodesError
 from gpunodes.operations.registry_server import material
@@ -88,6 +91,22 @@ def test_an_address_of_an_upload_has_a_form(client: Client, attack: str) -> None
         client.push_blob("x", DIGEST, b"content")
     assert unprintable(str(error.value)) == []
     assert not [path for method, path, _ in Hostile.asked if method == "PUT"]
+
+
+def test_a_response_that_trickles_ends_at_the_limit(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: Hostile) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(b"a")
+                time.sleep(0.1)
+
+    monkeypatch.setattr(client_of_registry, "_CALL_S", 1.0)
+    monkeypatch.setattr(Hostile, "do_GET", answer)
+    began = time.monotonic()
+    with pytest.raises(GpunodesError, match=r"GET /v2/: (no complete response|.*timed out)"):
+        client.check()
+    assert time.monotonic() - began < 5
 
 
 def test_a_registry_without_a_login_is_refused(client: Client) -> None:

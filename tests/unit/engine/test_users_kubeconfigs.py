@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def test_only_one_context_is_taken(tmp_path: Path) -> None:
     found = selected(path, "two")
     assert found.server == "https://rancher.example/k8s/clusters/c-1"
     assert [each["user"] for each in found.document["users"]] == [{"token": "t0ken"}]
-    assert found.folder == ""
+    assert found.context == "two"
     assert "t0ken" not in repr(found)
 
 
@@ -65,12 +64,20 @@ def test_certificates_and_keys_are_in_memory_until_it_is_closed(tmp_path: Path) 
 def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     changes = {"certificate-authority": "pki/ca.crt", "certificate-authority-data": ""}
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "bin/login"}
-    found = selected(write(tmp_path, document(cluster=changes, user={"exec": plugin})))
+    login = tmp_path / "bin/login"
+    login.parent.mkdir()
+    login.write_text(f"""#!/bin/sh\necho '{{"apiVersion": "{plugin["apiVersion"]}", "status": {{"token": "t"}}}}'\n""")
+    login.chmod(0o755)
+    none = {"client-certificate-data": "", "client-key-data": ""}
+    found = selected(write(tmp_path, document(cluster=changes, user={**none, "exec": plugin})))
     assert found.document["clusters"][0]["cluster"]["certificate-authority"] == str(tmp_path / "pki/ca.crt")
-    assert found.document["users"][0]["user"]["exec"]["command"] == str(tmp_path / "bin/login")
-    assert stat.S_IMODE(Path(found.folder).stat().st_mode) == 0o700
-    found.close()
-    assert not Path(found.folder).exists()
+    assert found.document["users"][0]["user"] == {"token": "t"}
+
+
+def test_a_plugin_beside_credentials_is_not_run(tmp_path: Path) -> None:
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/false"}
+    found = selected(write(tmp_path, document(user={"exec": plugin})))
+    assert set(found.document["users"][0]["user"]) == {"client-certificate", "client-key"}
 
 
 @pytest.mark.parametrize(

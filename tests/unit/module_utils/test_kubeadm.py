@@ -235,8 +235,8 @@ def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.M
 def test_a_worker_whose_certificate_has_ended_joins_again(
     monkeypatch: pytest.MonkeyPatch, ended: bool, actions: list[str]
 ) -> None:
-    """Also while its node still exists: its kubelet cannot start any more."""
-    state = {"role": "worker", "ca_hash": "sha256:a", "server": "https://x", "ended": ended}
+    """Also while its node still exists: its kubelet cannot start any more. Its file alone does not decide it."""
+    state = {"role": "worker", "ca_hash": "sha256:a", "server": "https://x", "ended": True}
     done: list[str] = []
     monkeypatch.setattr(facts, "kubernetes", lambda: state)
     monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger(kubeadm="join done"))
@@ -246,6 +246,6 @@ def test_a_worker_whose_certificate_has_ended_joins_again(
     monkeypatch.setattr(command, "begin", lambda *_: None)
     monkeypatch.setattr(command, "end", lambda *_: None)
     monkeypatch.setattr(command, "run", lambda verb, *_: done.append(verb))
-    report = join.join("10.0.0.1:6443", "a.b", "sha256:a", True, {}, 60, check=False)
+    report = join.join("10.0.0.1:6443", "a.b", "sha256:a", True, {}, 60, check=False, ended=ended)
     assert report.actions == actions
     assert done == (["reset", "join"] if ended else [])

@@ -298,3 +298,31 @@ def test_a_reset_that_removes_no_cluster_keeps_its_context(
     monkeypatch.setattr(kubeconfig, "forget", forgotten.append)
     reset.command.main(["c1", "--yes", "-i", str(path), *words], standalone_mode=False)
     assert forgotten == ([merged] if is_forgotten else [])
+
+
+def test_a_context_that_cannot_be_removed_fails_no_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {c1: }}\n")
+    merged = kubeconfig.Merged(tmp_path / "gone", {"gpunodes-c1"}, {"gpunodes-c1"}, {"gpunodes-c1"})
+    monkeypatch.setattr(common, "execute_confirmed", lambda *_, **__: ExitCode.DONE)
+    monkeypatch.setattr(kubeconfig, "find_merged", lambda _: merged)
+    assert reset.command.main(["c1", "--yes", "-i", str(path)], standalone_mode=False) == ExitCode.DONE
+    assert "keeps the context gpunodes-c1 of this cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("contexts", [[5, {"context": {}}, "x"], {"a": "b"}])
+def test_a_kubeconfig_of_the_user_may_have_anything(tmp_path: Path, contexts: Any) -> None:
+    target = tmp_path / "config"
+    target.write_text(yaml.safe_dump({"contexts": contexts}))
+    ours = kubeconfig_of("lab", "https://10.0.0.1:6443")
+    if isinstance(contexts, dict):
+        with pytest.raises(WrongInput, match="contexts of the kubeconfig is no list"):
+            kubeconfig.write(target, ours, merge=True)
+        return
+    kubeconfig.write(target, ours, merge=True)
+    left = yaml.safe_load(target.read_text())
+    assert left["contexts"][:3] == contexts
+    kubeconfig.forget(replace(kubeconfig.merged_for(left, ours["clusters"][0]["cluster"]), path=target))
+    assert yaml.safe_load(target.read_text())["contexts"] == contexts

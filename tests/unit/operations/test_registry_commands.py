@@ -401,9 +401,38 @@ def test_what_stands_in_the_cluster_is_shown_as_text(
         assert unprintable(out + err) == []
         published[key] = before
     published["address"] = attack
-    assert gpunodes(capsys, "down", "--yes")[0] == ExitCode.FAILED
     assert gpunodes(capsys, "verify")[0] == ExitCode.FAILED
+    service = cluster.objects[f"{NAMESPACE}/services/registry"]["spec"]
+    service["clusterIP"] = attack
     assert runs.seen == []
+    code, out, err = gpunodes(capsys, "down", "--yes", "--dry-run")
+    assert (code, runs.seen, unprintable(out + err)) == (0, [], [])
+    service["clusterIP"] = "10.96.0.15"
+    assert gpunodes(capsys, "down", "--yes")[0] == 0
+    assert runs.seen == [("registry down", ["control-1", "w1"], {"address": ADDRESS, "ca": ""})]
+
+
+def test_another_share_is_not_silent(cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """The images stay where they are."""
+    gpunodes(capsys, "up")
+    hosts = Path("inventory/hosts.yml")
+    hosts.write_text(hosts.read_text().replace("name: images, server: nas.example", "name: new, server: nas2.example"))
+    for each in storage.objects([{**SHARES[0], "name": "new", "server": "nas2.example"}], ""):
+        where = "/api/v1/persistentvolumes" if each["kind"] == "PersistentVolume" else "/api/v1/namespaces/default/x"
+        cluster._kept(f"{where}/{each['metadata']['name']}", each, dry_run=False)
+    code, _, err = gpunodes(capsys, "up")
+    assert (code, len(runs.seen)) == (0, 2)
+    assert "the images so far stay in nas.example:/export/gpunodes-registry" in " ".join(err.split())
+    assert "stay in" not in gpunodes(capsys, "up")[2]
+
+
+def test_what_was_published_is_repaired(cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    gpunodes(capsys, "up")
+    cluster.objects[f"{NAMESPACE}/configmaps/registry"]["data"] = {"address": "x"}
+    assert gpunodes(capsys, "status")[0] == ExitCode.FAILED
+    code, out, _ = gpunodes(capsys, "up", "--json")
+    assert (code, json.loads(out)["changed"], len(runs.seen)) == (0, ["ConfigMap registry"], 2)
+    assert gpunodes(capsys, "status")[0] == ExitCode.DONE
 
 
 def test_a_secret_of_another_command_is_noticed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ def node(name: str, address: str, *, control: bool = False, runtime: str = "cont
     }
 
 
-def daemon_set(name: str, **labels: str) -> dict[str, Any]:
-    return {"metadata": {"name": name, "labels": labels}, "spec": {"template": {"spec": {"containers": []}}}}
+def daemon_set(name: str, namespace: str = "kube-system", **labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"template": {"metadata": {"labels": labels}}}}
 
 
 NODES = [node("control-1", "10.0.0.1", control=True), node("gpu-1", "10.0.0.2")]
@@ -108,9 +108,12 @@ def test_several_control_planes_need_an_endpoint() -> None:
 
 
 def test_settings_that_follow_from_the_cluster() -> None:
-    own = adopted(sets=[daemon_set("kube-flannel-ds", **{"gpunodes.dev/network": "flannel"})])
+    label = {"gpunodes.dev/network": "flannel"}
+    own = adopted(sets=[daemon_set("kube-flannel-ds", "kube-flannel", **label)])
     assert own.settings["gpunodes_network"] == "flannel"
-    assert adopted(sets=[daemon_set("kube-flannel-ds")]).settings["gpunodes_network"] == "none"
+    assert adopted(sets=[daemon_set("kube-flannel-ds", "kube-flannel")]).settings["gpunodes_network"] == "none"
+    for others in (daemon_set("mine", "team", **label), daemon_set("kube-flannel-ds", "team", **label)):
+        assert adopted(sets=[others]).settings["gpunodes_network"] == "none"
     docker = [node("c", "10.0.0.1", control=True, runtime="docker://29.0.1")]
     assert adopted(nodes=docker).settings["gpunodes_runtime"] == "docker"
     assert "gpunodes_runtime" not in adopted().settings

@@ -79,13 +79,12 @@ def pods_with_gpus(node: str, client: Client | None = None) -> list[str]:
     """The pods to which GPUs of a node are allocated, as NAMESPACE/NAME; they may be idle."""
     client = client or kube_api.admin()
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
-    claims: dict[str, list[dict[str, Any]]] = {}
-    for space in {pod["metadata"]["namespace"] for pod in pods if pod["spec"].get("resourceClaims")}:
-        claims[space] = client.get(f"{slices.API}/namespaces/{space}/resourceclaims")["items"]
+    spaces = {pod["metadata"]["namespace"] for pod in pods if pod["spec"].get("resourceClaims")}
+    claims = {space: slices.claims(client, space) for space in spaces}
     return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _has_gpu(pod, claims))
 
 
-def _has_gpu(pod: Mapping[str, Any], claims: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+def _has_gpu(pod: Mapping[str, Any], claims: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> bool:
     """Whether a pod has a GPU by a request or by a claim; the device plugin, which serves them, has none."""
     if _allocated(pod):
         return True

@@ -59,20 +59,34 @@ def bring(spec: Spec, layout: Mapping[str, int], check: bool) -> Outcome:
     wrong = mig.different(_read(), layout)
     if wrong:
         _check_unused(check=check)
+    elif not check:
+        mig.start_services(_run)
     # First the unit: after a power cut, it completes the layout.
     done = converge(spec, check)
     made = _changed(spec, wrong, layout, check)
     return Outcome([*done.actions, *made.actions], [*done.differences, *made.differences], made.reboot)
 
 
-def remove(check: bool) -> Outcome:
-    """Take away the instances that gpunodes made, and their unit; nothing on other machines."""
+def remove(check: bool, *, leaves: bool = False) -> Outcome:
+    """Take away the instances that gpunodes made, and their unit; nothing on other machines.
+
+    ``leaves``: gpunodes leaves the machine, also one whose GPUs nvidia-smi cannot read: they keep their mode.
+    """
     if not is_made():
-        return Outcome()
-    loaded = os.path.exists(f"{gpu_driver.SYS}/module/nvidia")
-    wrong = mig.different(_read(), {}) if loaded else []
+        # What a run that was killed left beside the unit.
+        done = converge(REMOVED, check) if os.path.exists(PROGRAM) else Outcome()
+        return Outcome(done.actions, done.differences)
+    wrong: list[mig.Gpu] = []
+    if os.path.exists(f"{gpu_driver.SYS}/module/nvidia"):
+        try:
+            wrong = mig.different(_read(), {})
+        except MachineProblem:
+            if not leaves:
+                raise
     if wrong:
         _check_unused(check=check)
+    elif not check:
+        mig.start_services(_run)
     made = _changed(REMOVED, wrong, {}, check)
     if not check:
         run_program(["systemctl", "disable", os.path.basename(UNIT)])

@@ -26,6 +26,8 @@ CAPABILITIES = "/proc/driver/nvidia/capabilities"
 CDI = "/var/run/cdi/nvidia.yaml"
 SERVICES = ("nvsm", "nvidia-dcgm", "dcgm")
 """Services that keep a GPU from changing its mode; they are stopped meanwhile. Source: mig-parted, hooks.sh."""
+STOPPED = "/run/gpunodes-mig-stopped"
+"""The services that are stopped meanwhile, one a line: the next run starts them after one that was killed."""
 LIMIT_S = 120
 Run = Callable[[Sequence[str]], "tuple[int, str]"]
 """Runs a program; returns its exit code and its output."""
@@ -123,7 +125,12 @@ def apply(layout: Mapping[str, int], run: Run, *, destroys: bool) -> str:
         )
     if not wrong:
         return ""
-    stopped = [name for name in SERVICES if run(["systemctl", "is-active", "--quiet", name])[0] == 0]
+    stopped = _stopped()
+    stopped += [
+        name for name in SERVICES if name not in stopped and run(["systemctl", "is-active", "--quiet", name])[0] == 0
+    ]
+    with open(STOPPED, "w", encoding="ascii") as file:
+        file.write("\n".join(stopped))
     for name in stopped:
         run(["systemctl", "stop", name])
     try:
@@ -136,11 +143,27 @@ def apply(layout: Mapping[str, int], run: Run, *, destroys: bool) -> str:
         for gpu in wrong if layout else ():
             _create(gpu, layout, run)
     finally:
-        for name in stopped:
-            run(["systemctl", "start", "--no-block", name])
+        start_services(run)
     if left := different(read(run), layout):
         raise MigError(f"GPU {left[0].uuid} has {left[0].described()} after the change, and not {described(layout)}")
     return ""
+
+
+def start_services(run: Run) -> None:
+    """Start the services that a change of the layout stopped; nothing if none is left."""
+    for name in _stopped():
+        run(["systemctl", "start", "--no-block", name])
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(STOPPED)
+
+
+def _stopped() -> list[str]:
+    try:
+        with open(STOPPED, encoding="ascii", errors="replace") as file:
+            found = file.read().split()
+    except FileNotFoundError:
+        return []
+    return [name for name in SERVICES if name in found]
 
 
 def _switch(gpus: Sequence[Gpu], mode: str, run: Run) -> list[str]:
@@ -232,6 +255,7 @@ def main(arguments: Sequence[str]) -> int:
     layout = {name: int(count) for name, _, count in (each.partition("=") for each in arguments)}
     try:
         if not different(read(run_bounded), layout):
+            start_services(run_bounded)
             return 0
         why = apply(layout, run_bounded, destroys=False)
         if why:

@@ -80,7 +80,8 @@ def main() -> None:
         undoer = undo.Undoer(module.check_mode, module.params["section"])
         undoer.check_unmounted()
         # While the driver is there: the mode of a GPU outlives it.
-        sliced = gpu_mig.remove(module.check_mode) if module.params["section"] in {"", "gpu"} else gpu_mig.Outcome()
+        with_gpus = module.params["section"] in {"", "gpu"}
+        sliced = gpu_mig.remove(module.check_mode, leaves=True) if with_gpus else gpu_mig.Outcome()
         actions = [*sliced.actions, *undoer.run()]
         return {"changed": bool(actions), "actions": actions, "diff": [*sliced.differences, *undoer.differences]}
 

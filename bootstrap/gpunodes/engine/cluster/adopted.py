@@ -17,15 +17,19 @@ _NODES = (
     "status.nodeInfo.kubeletVersion",
     "status.nodeInfo.containerRuntimeVersion",
 )
-_SETS = ("metadata.name", "metadata.namespace", "metadata.labels", "spec.template.spec.containers.image")
+_SETS = ("metadata.name", "metadata.namespace", "spec.template.metadata.labels")
+_LABELS = Optional(Maybe(Named(str, 100_000)))
 _NODE = {
-    "metadata": {"name": str, "labels": Optional(Maybe(Named(str, 100_000)))},
+    "metadata": {"name": str, "labels": _LABELS},
     "status": {
         "addresses": Optional(Maybe(Many({"type": str, "address": str}, 1000))),
         "nodeInfo": {"kubeletVersion": str, "containerRuntimeVersion": str},
     },
 }
-_SET = {"metadata": {"name": str}, "spec": {"template": {"spec": {"containers": Many({"image": Optional(str)}, 1000)}}}}
+_SET = {
+    "metadata": {"name": str, "namespace": str},
+    "spec": {"template": {"metadata": Optional(Maybe({"labels": _LABELS}))}},
+}
 _MAP = {"data": Optional(Maybe(Named(str, 1000)))}
 
 

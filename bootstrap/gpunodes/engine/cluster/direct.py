@@ -9,19 +9,17 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import json
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpunodes.ansible.module_utils.kube_api import is_path
 from gpunodes.ansible.module_utils.session import pruned
-from gpunodes.engine.cluster import kubeconfig_file
+from gpunodes.engine.cluster import exec_plugin, kubeconfig_file
 from gpunodes.engine.cluster.connection import CALL_S, INVALID, OTHER_API, Response
-from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.cluster.kubeconfig_file import Selected
 from gpunodes.errors import GpunodesError, WrongInput
 
@@ -74,7 +72,9 @@ class DirectConnection:
         self._clients: list[_Client] = []
         """The last one is in use; requests of other threads may still use the others."""
         self._loaded = 0.0
-        self._is_confirmed = False
+        self._reloading = threading.Lock()
+        self._uid = ""
+        """That of the cluster, once it is confirmed: later credentials of the file must lead to the same one."""
 
     def request(self, fields: Mapping[str, Any], limit_s: float = CALL_S) -> Response:
         """Send a request; the status is 0 or less when there is no response. Raises WrongInput for a wrong file.
@@ -88,11 +88,16 @@ class DirectConnection:
             return Response(0, None, f"{fields['path']!r} is not a path of the API", time.time())
         limit_s = min(limit_s, _READ_S)
         with self._mutex:
-            if not self._is_confirmed:
-                refusal = self._confirm(limit_s)
-                if refusal is not None:
-                    return refusal
-                self._is_confirmed = True
+            if not self._uid:
+                if not self._clients:
+                    self._clients.append(self._load(""))
+                uid = self._confirm(self._clients[-1], limit_s)
+                if isinstance(uid, Response):
+                    if uid.status == _UNAUTHORIZED and self._is_old():
+                        # The next request reads them again.
+                        self._clients.pop().close()
+                    return uid
+                self._uid = uid
         return self._send(fields, limit_s)
 
     def close(self) -> None:
@@ -100,78 +105,99 @@ class DirectConnection:
         for each in self._clients:
             each.close()
 
-    def _confirm(self, limit_s: float) -> Response | None:
-        """None if the API is that of the cluster that is meant, else the response that says why not."""
-        found = self._send({"method": "GET", "path": _SYSTEM, "body": None, "type": "", "keep": []}, limit_s)
+    def _confirm(self, client: _Client, limit_s: float) -> str | Response:
+        """The uid of the cluster if it is the one that is meant, else the response that says why not."""
+        found = client.send({"method": "GET", "path": _SYSTEM, "body": None, "type": "", "keep": []}, limit_s)
         if found.status != 200:  # noqa: PLR2004 - as the program on a control plane has it
             return found
         metadata = found.body.get("metadata") if isinstance(found.body, Mapping) else None
         uid = metadata.get("uid") if isinstance(metadata, Mapping) else None
         if not isinstance(uid, str) or not uid.isascii() or not 0 < len(uid) <= 100:  # noqa: PLR2004 - a uid has 36
             return Response(INVALID, None, "its namespace kube-system has no uid", found.time)
-        if self._by.is_known(uid):
-            return None
+        if self._by.is_known(uid) if not self._uid else uid == self._uid:
+            return uid
         return Response(OTHER_API, None, f"{self.machine} is that of another cluster", found.time)
+
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._loaded >= _RELOAD_S
 
     def _send(self, fields: Mapping[str, Any], limit_s: float) -> Response:
         """One response; with fresh credentials if the API does not accept those at hand: a token may have ended."""
-        if not self._clients:
-            self._load()
-        response = self._clients[-1].send(fields, limit_s)
-        if response.status != _UNAUTHORIZED or time.monotonic() - self._loaded < _RELOAD_S:
+        client = self._clients[-1]
+        response = client.send(fields, limit_s)
+        if response.status != _UNAUTHORIZED:
             return response
-        try:
-            self._load()
-        except GpunodesError as error:
-            # The threads that renew locks go on: the file may be being replaced.
-            return Response(response.status, None, f"{response.error}; {error.problem.found}", response.time)
+        with self._reloading:
+            if self._clients[-1] is client:
+                if not self._is_old():
+                    return response
+                refusal = self._reload(client, limit_s)
+                if refusal is not None:
+                    return refusal
         return self._clients[-1].send(fields, limit_s)
 
-    def _load(self) -> None:
+    def _reload(self, client: _Client, limit_s: float) -> Response | None:
+        """Read the credentials of the same context again; the response that says why they are not used, or None.
+
+        The file may have been changed since, to another cluster with nodes of the same names.
+        """
+        try:
+            fresh = self._load(client.context, asks=False)
+        except GpunodesError as error:
+            # The threads that renew locks go on: the file may be being replaced.
+            return Response(_UNAUTHORIZED, None, f"its credentials have ended; {error.problem.found}", time.time())
+        found = self._confirm(fresh, limit_s)
+        if isinstance(found, Response):
+            fresh.close()
+            return found
+        self._clients.append(fresh)
+        return None
+
+    def _load(self, context: str, *, asks: bool = True) -> _Client:
         self._loaded = time.monotonic()
-        self._clients.append(_Client(self._by))
+        return _Client(self._by, context or self._by.context, asks=asks)
 
 
 class _Client:
     """The client library with one context of a kubeconfig file."""
 
-    def __init__(self, by: ByKubeconfig) -> None:
+    def __init__(self, by: ByKubeconfig, context: str, *, asks: bool) -> None:
         """Raises WrongInput without the library, and as ``kubeconfig_file.selected``."""
         try:
             from kubernetes import client
             from kubernetes.config import kube_config
             from kubernetes.config.config_exception import ConfigException
+
+            from gpunodes.engine.cluster import deadline
         except ImportError as error:
             raise WrongInput(
                 f"the Python package {error.name or 'kubernetes'} is not installed, and {by.path} needs it",
                 f"gpunodes with its extra, {LIBRARY}",
                 f"install it where gpunodes is: pip install '{LIBRARY}'",
             ) from error
-        self._by = by
-        self._selected: Selected = kubeconfig_file.selected(by.path, by.context)
+        try:
+            self._selected: Selected = kubeconfig_file.selected(by.path, context, asks=asks)
+        except exec_plugin.Failed as error:
+            raise _unusable(by, str(error)) from None
+        self.context = self._selected.context
         # Its types differ between versions of the library.
         load: Any = kube_config.load_kube_config_from_dict
         self._configuration: Any = client.Configuration()
         try:
-            with _logged() as lines:
-                load(
-                    self._selected.document,
-                    client_configuration=self._configuration,
-                    persist_config=False,
-                    temp_file_path=self._selected.folder,
-                )
+            load(self._selected.document, client_configuration=self._configuration, persist_config=False)
             self._pool = client.rest.RESTClientObject(self._configuration).pool_manager
+            self._pool.pool_classes_by_scheme = {"https": deadline.Pool}
         except (ConfigException, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             self._selected.close()
             # Its text may quote a credential.
             raise _unusable(by, type(error).__name__) from error
         if not self._configuration.auth_settings() and not self._configuration.cert_file:
-            # The library only logs that a plugin failed, and would go on without credentials.
+            # The library would go on without credentials.
             self._selected.close()
-            raise _unusable(by, "; ".join(lines) or "none of them is a token or a certificate with its key")
+            raise _unusable(by, "none of them is a token or a certificate with its key")
 
     def close(self) -> None:
-        """End the connections, and delete what a plugin gave."""
+        """End the connections, and forget the credentials."""
         self._pool.clear()
         self._selected.close()
 
@@ -179,51 +205,40 @@ class _Client:
         """One response; redirections are not followed: a cluster must not choose what the controller requests."""
         import urllib3
 
-        began = time.monotonic()
+        from gpunodes.engine.cluster import deadline
+
         headers = {"Accept": "application/json", "Content-Type": fields["type"] or "application/json"}
         headers |= {each["key"]: each["value"] for each in self._configuration.auth_settings().values()}
         body = None if fields["body"] is None else json.dumps(fields["body"])
         try:
-            response = self._pool.request(
-                str(fields["method"]),
-                f"{self._selected.server}{fields['path']}",
-                body=body,
-                headers=headers,
-                timeout=urllib3.Timeout(connect=_CONNECT_S, read=limit_s),
-                redirect=False,
-                retries=False,
-                preload_content=False,
-            )
-            with contextlib.closing(response):
-                data = b""
-                for chunk in response.stream(1 << 16):
-                    data += chunk
-                    if len(data) > _MAX_BYTES:
-                        return Response(0, None, "the response is too large", time.time())
-                    if time.monotonic() - began > limit_s:
-                        return Response(0, None, f"no complete response in {limit_s:.0f} s", time.time())
-                response.release_conn()
+            with deadline.within(limit_s):
+                response = self._pool.request(
+                    str(fields["method"]),
+                    f"{self._selected.server}{fields['path']}",
+                    body=body,
+                    headers=headers,
+                    timeout=urllib3.Timeout(connect=_CONNECT_S, read=limit_s),
+                    redirect=False,
+                    retries=False,
+                    preload_content=False,
+                )
+                with contextlib.closing(response):
+                    data = b""
+                    for chunk in response.stream(1 << 16):
+                        data += chunk
+                        if len(data) > _MAX_BYTES:
+                            return Response(0, None, "the response is too large", time.time())
+                    response.release_conn()
+        except (TimeoutError, urllib3.exceptions.ReadTimeoutError):
+            return Response(0, None, f"{self._selected.server}: no complete response in {limit_s:.0f} s", time.time())
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             why = " ".join(str(error).split())
             return Response(0, None, f"{self._selected.server}: {why}", time.time())
         return _response(int(response.status), data, response.headers.get("Date", ""), fields["keep"])
 
 
-@contextlib.contextmanager
-def _logged() -> Iterator[list[str]]:
-    """What the library logs while inside, in place of standard error."""
-    lines: list[str] = []
-    keeper = logging.Handler(logging.WARNING)
-    keeper.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]  # one line of a class
-    logging.getLogger().addHandler(keeper)
-    try:
-        yield lines
-    finally:
-        logging.getLogger().removeHandler(keeper)
-
-
-def _unusable(by: ByKubeconfig, why: str) -> NoSession:
-    return NoSession(
+def _unusable(by: ByKubeconfig, why: str) -> WrongInput:
+    return WrongInput(
         f"the credentials in {by.path} cannot be used: {why}",
         "a kubeconfig with which kubectl works",
         f"try `kubectl --kubeconfig {by.path} get nodes`",

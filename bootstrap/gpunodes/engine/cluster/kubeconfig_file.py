@@ -11,14 +11,13 @@ import binascii
 import contextlib
 import os
 import re
-import shutil
 import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpunodes.engine.cluster import exec_plugin
 from gpunodes.errors import WrongInput
 from gpunodes.kubeconfig import parse_yaml
 
@@ -53,23 +52,23 @@ class Selected:
     """One context of a kubeconfig, as a document with nothing else; ``close`` ends its files in memory."""
 
     document: dict[str, Any] = field(repr=False)
+    context: str
     server: str
-    folder: str
-    """A private folder for the certificate that such a program gives, "" without one."""
     descriptors: Sequence[int] = ()
 
     def close(self) -> None:
-        """End the files in memory, and delete the folder."""
+        """End the files in memory."""
         for each in self.descriptors:
             with contextlib.suppress(OSError):
                 os.close(each)
         self.descriptors = ()
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def selected(path: Path, context: str = "") -> Selected:
-    """The context of a kubeconfig file, by default its current one; raises WrongInput."""
+def selected(path: Path, context: str = "", *, asks: bool = True) -> Selected:
+    """The context of a kubeconfig file, by default its current one, with what its exec plugin gives.
+
+    ``asks``: the plugin may use the terminal. Raises WrongInput, and exec_plugin.Failed.
+    """
     document = _read(path)
     name = context or document.get("current-context")
     if not isinstance(name, str) or not name:
@@ -84,10 +83,12 @@ def selected(path: Path, context: str = "") -> Selected:
             "a client certificate with its key, a token, a tokenFile or an exec plugin",
             "name another context with --context",
         )
-    base, plugin = path.absolute().parent, user.get("exec")
+    base, plugin = path.absolute().parent, user.pop("exec", None)
     cluster, user = _absolute(cluster, base), _absolute(user, base)
     if plugin is not None:
-        user["exec"] = _plugin(path, plugin, base)
+        plugin = _plugin(path, plugin, base)
+        # It is run only if the file has no credentials beside it.
+        user |= {} if _has_credentials(user) else exec_plugin.credentials(plugin, cluster, asks=asks)
     kept, descriptors = [], list[int]()
     for each in (cluster, user):
         kept.append(_in_memory(path, each, descriptors))
@@ -99,8 +100,7 @@ def selected(path: Path, context: str = "") -> Selected:
         "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
         "current-context": "one",
     }
-    folder = tempfile.mkdtemp(prefix="gpunodes-") if plugin is not None else ""
-    return Selected(one, server, folder, descriptors)
+    return Selected(one, name, server, descriptors)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -11,14 +11,17 @@ import http.client
 import re
 import socket
 import ssl
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpunodes.engine.deadline import Channel
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 
 _CALL_S = 60.0
+"""Time limit in seconds for a request with its whole response: the other end may be a pod that an attacker controls."""
 _MOST = 1 << 16
 _UPLOAD = re.compile(r"/v2/[a-z0-9/_.-]+/blobs/uploads/[A-Za-z0-9_.=-]+")
 _QUERY = re.compile(r"[A-Za-z0-9_.~%&=+-]*")
@@ -88,7 +91,7 @@ class Client:
             finally:
                 connection.close()
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise self._failed(f"{method} {path.partition('?')[0]}: {error or type(error).__name__}") from error
+            raise self._failed(f"{method} {path.partition('?')[0]}: {str(error) or type(error).__name__}") from error
         answer.path = path  # type: ignore[attr-defined]  # for messages
         return answer
 
@@ -114,11 +117,12 @@ class _Connection(http.client.HTTPSConnection):
         self._context = ssl.create_default_context(cadata=ca)
         super().__init__("127.0.0.1", port, timeout=_CALL_S, context=self._context)
         self._name = host
+        self._end = time.monotonic() + _CALL_S
 
     def connect(self) -> None:
         plain = socket.create_connection((self.host, self.port), self.timeout)
         try:
-            self.sock = self._context.wrap_socket(plain, server_hostname=self._name)
+            self.sock: Any = Channel(self._context.wrap_socket(plain, server_hostname=self._name), lambda: self._end)
         except BaseException:
             plain.close()
             raise

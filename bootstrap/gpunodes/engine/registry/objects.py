@@ -38,6 +38,7 @@ _PUBLIC = {
         "tls.crt": str,
     }
 }
+_SERVICE = {"spec": {"clusterIP": shape.Pattern("an IPv4 address", r"(\d{1,3}\.){3}\d{1,3}")}}
 _SECRET = {"data": shape.Named(str, 100)}
 _NODE = {
     "metadata": {"name": shape.Pattern("a node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")},
@@ -69,6 +70,21 @@ class RegistryServer(Workloads):
             return None
         check(found, _PUBLIC, f"the ConfigMap {NAMESPACE}/{NAME}")
         return Public(*(str(found["data"][key]) for key in ("address", "ca.crt", "tls.crt")))
+
+    def address(self) -> str:
+        """HOST:PORT of the registry: what is published, or that of its Service if that is not valid; "" for none."""
+        found = self._own("ConfigMap", NAME)
+        if found is not None and not shape.wrong(found, _PUBLIC):
+            return str(found["data"]["address"])
+        service = self._own("Service", NAME)
+        if service is None or shape.wrong(service, _SERVICE):
+            return ""
+        return f"{service['spec']['clusterIP']}:{registry.PORT}"
+
+    def folder(self) -> str:
+        """SERVER:PATH of the images that it serves, "" if that is unknown."""
+        notes = ((self.deployment() or {}).get("metadata") or {}).get("annotations") or {}
+        return line(notes.get(registry.SHARE_NOTE, ""))
 
     def secret(self) -> dict[str, str] | None:
         """The content of the Secret, decoded; None without it. Raises GpunodesError if it cannot be decoded."""

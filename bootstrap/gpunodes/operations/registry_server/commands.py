@@ -104,6 +104,9 @@ def up(
         )
     with control_planes.connected(inventory, RegistryServer) as api:
         _check_storage(api, request, dry_run=options.dry_run)
+        before = api.folder() if api.has_namespace() else ""
+        if before and before != request.folder:
+            report("", f"warning: the images so far stay in {before}; it serves those in {request.folder} from now on")
         prepared = prepare(api, request, dry_run=options.dry_run)
     started = prepared.started
     shown(started)
@@ -127,12 +130,12 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False) -> 
     is kept.
     """
     exists = api.has_namespace()
-    public = api.public() if exists else None
-    if public and public.address != request.address:
+    address = api.address() if exists else ""
+    if address not in {"", request.address}:
         raise WrongInput(
-            f"the registry exists at {public.address}, and the settings make that {request.address}",
+            f"the registry exists at {address}, and the settings make that {request.address}",
             "the address that it has: the names of its images begin with it",
-            f"set {registry.ADDRESS} to {public.address.partition(':')[0]}; or `gpunodes registry down` first",
+            f"set {registry.ADDRESS} to {address.partition(':')[0]}; or `gpunodes registry down` first",
         )
     found = api.secret() if exists else None
     before = material.read(found) if found is not None else None
@@ -214,13 +217,12 @@ def status_of(api: RegistryServer) -> Status:
         )
     found = api.deployment()
     logins = [each for each in Registries(api.session).logins() if each.server == public.address]
-    notes = ((found or {}).get("metadata") or {}).get("annotations") or {}
     containers = (((found or {}).get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or [{}]
     problem = api.why_not_ready(found) if found else "it has no Deployment; run `gpunodes registry up` again"
     return Status(
         public.address,
         registry.USER,
-        line(notes.get(registry.SHARE_NOTE, "")),
+        api.folder(),
         line(containers[0].get("image", "")),
         problem,
         read[1],
@@ -248,13 +250,13 @@ def down(
         exists = api.has_namespace()
         if not exists and not api.volumes():
             return [], "", None
-        public = api.public() if exists else None
-        folder = status_of(api).folder if public else ""
+        address = api.address() if exists else ""
+        folder = api.folder() if exists else ""
         confirm(f"nodes can no longer pull from the registry; its images stay{f' in {folder}' if folder else ''}")
-        removed = [] if options.dry_run else _stopped(api, public.address if public else "", report)
+        removed = [] if options.dry_run else _stopped(api, address, report)
     ended = None
-    if public:
-        variables = {"wiring_given_registry": {"address": public.address, "ca": ""}}
+    if address:
+        variables = {"wiring_given_registry": {"address": address, "ca": ""}}
         ended = carry_out(DOWN, inventory, _nodes(inventory, report), view, replace(options, variables=variables))
         if ended.exit_code:
             return removed, folder, ended

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .. import devices
-from ..kube_api import Client
+from ..kube_api import NOT_FOUND, ApiError, Client
 
 DRIVER = "gpu.nvidia.com"
 """The driver, and the DeviceClass of whole GPUs. Source: github.com/kubernetes-sigs/dra-driver-nvidia-gpu, README."""
@@ -25,7 +25,7 @@ def is_served(node: Mapping[str, Any]) -> bool:
 def offered(client: Client, node: str = "") -> dict[str, set[str]]:
     """The GPUs by node, or those of one node; each is named ``POOL/DEVICE``."""
     selector = f"spec.driver={DRIVER}" + (f",spec.nodeName={node}" if node else "")
-    return by_node(client.get(f"{API}/resourceslices", fieldSelector=selector)["items"])
+    return by_node(_listed(client, "resourceslices", fieldSelector=selector) or ())
 
 
 def by_node(found: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
@@ -46,10 +46,26 @@ def by_node(found: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
     return gpus
 
 
+def claims(client: Client, namespace: str) -> list[dict[str, Any]] | None:
+    """The claims of a namespace; None if the API server does not serve them in this version."""
+    return _listed(client, f"namespaces/{namespace}/resourceclaims")
+
+
+def _listed(client: Client, path: str, **query: str) -> list[dict[str, Any]] | None:
+    """A node's label must not fail every command in a cluster before 1.34."""
+    try:
+        found: list[dict[str, Any]] = client.get(f"{API}/{path}", **query)["items"]
+    except ApiError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return None
+    return found
+
+
 def allocated(client: Client) -> set[str]:
     """The devices of this driver that are allocated to a claim, as ``POOL/DEVICE``."""
     found = set()
-    for claim in client.get(f"{API}/resourceclaims")["items"]:
+    for claim in _listed(client, "resourceclaims") or ():
         allocation = (claim.get("status") or {}).get("allocation") or {}
         for result in (allocation.get("devices") or {}).get("results") or ():
             if result.get("driver") == DRIVER:

@@ -14,12 +14,23 @@ from . import command, reset
 
 
 def join(
-    endpoint: str, token: str, ca_hash: str, registered: bool, settings: Mapping[str, Any], limit_s: float, check: bool
+    endpoint: str,
+    token: str,
+    ca_hash: str,
+    registered: bool,
+    settings: Mapping[str, Any],
+    limit_s: float,
+    check: bool,
+    *,
+    ended: bool = False,
 ) -> Report:
-    """Make this machine a worker; the report is empty if it is one and its node is ``registered``."""
+    """Make this machine a worker; the report is empty if it is one and its node is ``registered``.
+
+    One whose kubelet's certificate has ``ended`` is none: its kubelet does not start.
+    """
     machine_ledger = ledger.load()
     report = Report()
-    if _joined(ca_hash) and registered:
+    if _joined(ca_hash) and registered and not ended:
         if machine_ledger.kubeadm != "join started":
             return report
         report.add("finish an interrupted kubeadm join", _became_worker("interrupted"))
@@ -57,10 +68,7 @@ def _became_worker(before: str) -> Difference:
 
 
 def _joined(ca_hash: str) -> bool:
-    """Whether this machine is a worker of the cluster with this CA, according to the machine's files.
-
-    One whose kubelet's certificate has ended is none: its kubelet does not start.
-    """
+    """Whether this machine is a worker of the cluster with this CA, according to the machine's files."""
     state = facts.kubernetes()
     if state["ca_hash"] and state["ca_hash"] != ca_hash and os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
@@ -72,4 +80,4 @@ def _joined(ca_hash: str) -> bool:
         raise MachineProblem(
             "this machine is a control plane", "a machine that can become a worker", "choose another one"
         )
-    return bool(state["role"] == "worker" and state["ca_hash"] == ca_hash and not state.get("ended"))
+    return bool(state["role"] == "worker" and state["ca_hash"] == ca_hash)

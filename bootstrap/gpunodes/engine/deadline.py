@@ -1,0 +1,49 @@
+"""A socket whose responses end at a deadline: a limit for each piece lets a trickle hold a request for days."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Channel:
+    """A socket, for http.client. ``end`` returns the moment of the monotonic clock for all reads, None for no limit.
+
+    A read after it raises TimeoutError.
+    """
+
+    def __init__(self, channel: Any, end: Callable[[], float | None]) -> None:
+        self._channel = channel
+        self._end = end
+
+    def makefile(self, mode: str, *_: Any) -> io.BufferedReader:
+        """The file that http.client reads."""
+        return io.BufferedReader(_Reader(self._channel, self._channel.makefile(mode, buffering=0), self._end))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+
+class _Reader(io.RawIOBase):
+    def __init__(self, channel: Any, raw: Any, end: Callable[[], float | None]) -> None:
+        self._channel = channel
+        self._raw = raw
+        self._end = end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> Any:
+        end = self._end()
+        if end is not None:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no complete response in time")
+            self._channel.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
