@@ -66,6 +66,8 @@ PARTS: Mapping[str, Part] = {
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
     "walkthroughs": Part(38, ("test_walkthroughs.py",)),
+    "addons": Part(39, ("test_addons.py",)),
+    "training": Part(35, ("test_training.py",)),
 }
 SLOW: Mapping[str, Part] = {
     "three-control-planes": Part(90, ("test_three_control_planes.py",)),
