@@ -17,7 +17,8 @@ INSTALLED := build/installed
 # Tools that run other tools (ansible-lint runs ansible-playbook) use those of this environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The caller's Python settings must not affect the environments that are created here. All archives have fixed times.
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SOURCE_DATE_EPOCH
+# Without its compiled files Python compiles this tree again in each process of Ansible, of which the tests start thousands.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SOURCE_DATE_EPOCH PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX
 
 SOURCES := $(shell find bootstrap playbooks roles -type f -not -name '*.pyc' 2>/dev/null)
 
