@@ -101,7 +101,7 @@ def _arguments(plugin: Mapping[str, Any]) -> list[str]:
 
 def _variables(plugin: Mapping[str, Any]) -> dict[str, str]:
     given = plugin.get("env") or []
-    listed = given if isinstance(given, list) else [None]
+    listed: list[Any] = given if isinstance(given, list) else [None]
     if not all(isinstance(each, dict) and {"name", "value"} <= each.keys() for each in listed):
         raise Failed("the env of its exec plugin is no list of names and values")
     return {str(each["name"]): str(each["value"]) for each in listed}
