@@ -18,7 +18,7 @@ from gpunodes.model import printable
 
 _LIMIT_S = 60.0
 _LOGIN_S = 300.0
-"""The same where somebody may type, or log in with a browser."""
+"""The same where the user may type, or log in with a browser."""
 _MOST_BYTES = 1 << 20
 _LONGEST = 300
 _OF_CLUSTER = ("server", "tls-server-name", "certificate-authority-data", "proxy-url", "disable-compression")
