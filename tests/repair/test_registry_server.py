@@ -303,6 +303,18 @@ def test_an_image_is_pushed_and_leaves_nothing(client: Client) -> None:
         assert client.digest_of(verify.IMAGES, tag, registry_image.MANIFEST) == ""
 
 
+def test_an_image_of_a_command_that_was_killed_is_deleted_by_the_next_one(client: Client) -> None:
+    assert client.tags("never/pushed") == []
+    killed = verify.pushed(client, ["amd64"])
+    killed.__enter__()
+    [left] = client.tags(verify.IMAGES)
+    with verify.pushed(client, ["amd64"]) as made:
+        [(tag, _)] = made.values()
+        assert client.tags(verify.IMAGES) == [tag]
+        assert client.digest_of(verify.IMAGES, left, registry_image.MANIFEST) == ""
+    assert client.tags(verify.IMAGES) == []
+
+
 def test_the_registry_gives_what_was_pushed(client: Client, started: real.Running, own: material.Material) -> None:
     image = registry_image.made("amd64", "content")
     for blob in image.blobs:

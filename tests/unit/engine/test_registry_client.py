@@ -129,3 +129,20 @@ def test_what_is_gone_is_deleted(client: Client) -> None:
     Hostile.status = 500
     with pytest.raises(GpunodesError, match="500 Internal Server Error"):
         client.delete_manifest("x", DIGEST)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[", b"[]", b'{"tags": 5}', b'{"tags": {"a": 1}}', b'{"tags": [5, "../x", "a b"]}']
+)
+def test_a_list_of_tags_has_a_form(client: Client, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    def answer(self: Hostile) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Docker-Content-Digest", "../../_catalog")
+        self.end_headers()
+        self.wfile.write(content if self.command == "GET" else b"")
+
+    monkeypatch.setattr(Hostile, "do_GET", answer)
+    monkeypatch.setattr(Hostile, "do_HEAD", answer)
+    assert client.tags("x") == []
+    assert client.digest_of("x", "1", "x") == ""

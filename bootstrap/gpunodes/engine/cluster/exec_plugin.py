@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpunodes.engine.power import program
@@ -18,7 +19,9 @@ from gpunodes.model import printable
 
 _LIMIT_S = 60.0
 _LOGIN_S = 300.0
-"""The same where somebody may type, or log in with a browser."""
+"""The same where the user may type, or log in with a browser."""
+_AGAIN_S = 20.0
+"""The same when credentials have ended: a lock that is not renewed is lost after 50 s."""
 _MOST_BYTES = 1 << 20
 _LONGEST = 300
 _OF_CLUSTER = ("server", "tls-server-name", "certificate-authority-data", "proxy-url", "disable-compression")
@@ -32,7 +35,7 @@ class Failed(Exception):  # noqa: N818 - reads as the sentence it makes
 def credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], *, asks: bool) -> dict[str, str]:
     """The fields of a kubeconfig's user that the program gives: a token, or a certificate with its key.
 
-    ``asks``: it may use the terminal, if there is one. Raises Failed.
+    ``asks``: it may use the terminal, if there is one; else credentials have ended while a command runs. Raises Failed.
     """
     version, mode = plugin.get("apiVersion"), plugin.get("interactiveMode")
     has_terminal = asks and mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
@@ -46,25 +49,26 @@ def credentials(plugin: Mapping[str, Any], cluster: Mapping[str, Any], *, asks: 
         [str(plugin["command"]), *_arguments(plugin)],
         {**_variables(plugin), "KUBERNETES_EXEC_INFO": json.dumps(request)},
         has_terminal=has_terminal,
+        limit_s=_LOGIN_S if has_terminal else _LIMIT_S if asks else _AGAIN_S,
     )
     return _parsed(output, version)
 
 
-def _run(argv: Sequence[str], variables: Mapping[str, str], *, has_terminal: bool) -> str:
+def _run(argv: Sequence[str], variables: Mapping[str, str], *, has_terminal: bool, limit_s: float) -> str:
     """What it prints. Its messages go to the terminal if it has one; their last line is in the error otherwise."""
     try:
         if not has_terminal:
-            done = program.run(argv, _LIMIT_S, variables)
+            done = program.run(argv, limit_s, variables)
             code, out, message = done.code, done.out, done.err.strip().rpartition("\n")[2]
         else:
             ended = subprocess.run(
-                argv, env={**os.environ, **variables}, stdout=subprocess.PIPE, timeout=_LOGIN_S, check=False
+                argv, env={**os.environ, **variables}, stdout=subprocess.PIPE, timeout=limit_s, check=False
             )
             code, out, message = ended.returncode, ended.stdout.decode("utf-8", "replace"), ""
     except program.Failed as error:
         raise Failed(f"its exec plugin {error}") from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"its exec plugin did not end in {_LOGIN_S:.0f} s") from None
+        raise Failed(f"its exec plugin did not end in {limit_s:.0f} s") from None
     except (OSError, ValueError) as error:
         raise Failed(f"its exec plugin cannot be started: {getattr(error, 'strerror', None) or error}") from None
     if code:
@@ -101,7 +105,7 @@ def _arguments(plugin: Mapping[str, Any]) -> list[str]:
 
 def _variables(plugin: Mapping[str, Any]) -> dict[str, str]:
     given = plugin.get("env") or []
-    listed = given if isinstance(given, list) else [None]
+    listed: list[Any] = given if isinstance(given, list) else [None]
     if not all(isinstance(each, dict) and {"name", "value"} <= each.keys() for each in listed):
         raise Failed("the env of its exec plugin is no list of names and values")
     return {str(each["name"]): str(each["value"]) for each in listed}
@@ -110,6 +114,11 @@ def _variables(plugin: Mapping[str, Any]) -> dict[str, str]:
 def _about(cluster: Mapping[str, Any]) -> dict[str, Any]:
     """The cluster, as such a program gets it."""
     found = {key: cluster[key] for key in _OF_CLUSTER if cluster.get(key)}
+    if file := cluster.get("certificate-authority"):
+        try:
+            found.setdefault("certificate-authority-data", base64.b64encode(Path(file).read_bytes()).decode("ascii"))
+        except OSError as error:
+            raise Failed(f"the CA {file} cannot be read: {error.strerror}") from None
     listed = cluster.get("extensions")
     for each in listed if isinstance(listed, list) else ():
         if isinstance(each, dict) and each.get("name") == _EXTENSION:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 import re
 import socket
 import ssl
@@ -24,6 +25,8 @@ _CALL_S = 60.0
 """Time limit in seconds for a request with its whole response: the other end may be a pod that an attacker controls."""
 _MOST = 1 << 16
 _UPLOAD = re.compile(r"/v2/[a-z0-9/_.-]+/blobs/uploads/[A-Za-z0-9_.=-]+")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _QUERY = re.compile(r"[A-Za-z0-9_.~%&=+-]*")
 
 
@@ -70,7 +73,24 @@ class Client:
     def digest_of(self, name: str, tag: str, kind: str) -> str:
         """The digest of an image that is there; "" without it."""
         answer = self._call("HEAD", f"/v2/{name}/manifests/{tag}", None, {"Accept": kind})
-        return answer.headers.get("Docker-Content-Digest", "") if answer.status == http.client.OK else ""
+        digest = answer.headers.get("Docker-Content-Digest", "") if answer.status == http.client.OK else ""
+        return digest if _DIGEST.fullmatch(digest) else ""
+
+    def tags(self, name: str) -> list[str]:
+        """The tags of an image, those of a valid form; none for one that is not there."""
+        answer = self._call("GET", f"/v2/{name}/tags/list")
+        if answer.status == http.client.NOT_FOUND:
+            return []
+        try:
+            found = json.loads(self._wanted(answer, http.client.OK).content)  # type: ignore[attr-defined]  # see _call
+        except (ValueError, RecursionError):
+            found = None
+        listed = found.get("tags") if isinstance(found, dict) else None
+        return [
+            each
+            for each in (listed if isinstance(listed, list) else ())
+            if isinstance(each, str) and _TAG.fullmatch(each)
+        ]
 
     def _call(
         self,
@@ -87,12 +107,12 @@ class Client:
             try:
                 connection.request(method, path, body, headers)
                 answer = connection.getresponse()
-                answer.read(_MOST)
+                content = answer.read(_MOST)
             finally:
                 connection.close()
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._failed(f"{method} {path.partition('?')[0]}: {str(error) or type(error).__name__}") from error
-        answer.path = path  # type: ignore[attr-defined]  # for messages
+        answer.path, answer.content = path, content  # type: ignore[attr-defined]  # for messages, and for tags
         return answer
 
     def _wanted(self, answer: Any, status: int) -> http.client.HTTPResponse:

@@ -25,6 +25,8 @@ IMAGES = "gpunodes/verify"
 """The name of the images that are pushed, and deleted again."""
 _LIMIT_S = 300.0
 _POLL_S = 1.0
+_MOST = 10
+"""Images of commands that were killed that one command deletes."""
 _PULLED = re.compile(r"sha256:[0-9a-f]{64}$")
 Report = Callable[[str], None]
 
@@ -79,6 +81,10 @@ def run(inventory: Inventory, report: Report) -> list[Pulled]:
 @contextlib.contextmanager
 def pushed(client: Client, architectures: Any) -> Iterator[dict[str, tuple[str, str]]]:
     """An image for each architecture that is known: its tag and digest; they are deleted afterwards."""
+    # Those of a command that was killed.
+    for left in client.tags(IMAGES)[:_MOST]:
+        if digest := client.digest_of(IMAGES, left, registry_image.MANIFEST):
+            client.delete_manifest(IMAGES, digest)
     nonce = secrets.token_hex(8)
     made: dict[str, tuple[str, str]] = {}
     try:
