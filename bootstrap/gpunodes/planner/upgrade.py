@@ -129,15 +129,11 @@ def _irreversible(target: str, present: str, subjects: Sequence[Subject]) -> lis
 
 
 def images(target: str, control_plane: bool) -> list[str]:
-    """The images of an exact version that a machine fetches before it is drained."""
-    return [name.replace("{version}", target) for name in image_names(versions.minor_of(target), control_plane)]
-
-
-def image_names(minor: str, control_plane: bool) -> list[str]:
-    """The same for a minor, with ``{version}`` for the exact version."""
-    row = versions.minors().get(minor)
+    """The images that a machine fetches before it is drained; those of a minor have ``{version}`` for an exact one."""
+    row = versions.minors().get(versions.minor_of(target))
+    exact = target if versions.is_exact(target) else "{version}"
     names = ["kube-proxy", *(PROGRAMS if control_plane else ())]
-    found = [f"registry.k8s.io/{name}:v{{version}}" for name in names]
+    found = [f"registry.k8s.io/{name}:v{exact}" for name in names]
     if row is None:
         return found
     if control_plane:

@@ -243,6 +243,7 @@ def test_images_of_a_machine() -> None:
         "registry.k8s.io/pause:3.10.2",
     ]
     assert "registry.k8s.io/etcd:3.6.8-0" in upgrade.images("1.36.3", control_plane=True)
+    assert upgrade.images("1.36", control_plane=False)[0] == "registry.k8s.io/kube-proxy:v{version}"
 
 
 CHANGES: list[Callable[[dict[str, Any], Any], None]] = [

@@ -113,17 +113,10 @@ def registry_distrust(address: str) -> dict[str, Any]:
 
 
 def upgrade_images(version: str, control_plane: bool) -> list[str]:
-    """The images of an exact Kubernetes version that a machine fetches before it is drained."""
+    """The images of a Kubernetes version that a machine fetches before it is drained; a minor's have ``{version}``."""
     from gpunodes.planner.upgrade import images
 
     return images(version, control_plane)
-
-
-def upgrade_image_names(minor: str, control_plane: bool) -> list[str]:
-    """The same for a minor, with ``{version}`` for the exact version."""
-    from gpunodes.planner.upgrade import image_names
-
-    return image_names(minor, control_plane)
 
 
 def match(
@@ -400,6 +393,5 @@ class FilterModule:
             "registry_distrust": registry_distrust,
             "runtime_wanted": runtime_wanted,
             "sanitizes_output": sanitizes_output,
-            "upgrade_image_names": upgrade_image_names,
             "upgrade_images": upgrade_images,
         }
