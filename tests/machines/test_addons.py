@@ -177,7 +177,7 @@ def series(operator: Operator, expression: str) -> list[dict[str, str]]:
     """The labels of the series that a query gives."""
     query = ("promtool", "query", "--format=json", "instant", "http://127.0.0.1:9090", expression)
     answer = operator.kubectl("-n", "gpunodes-monitoring", "exec", "deployment/prometheus", "--", *query, code=None)
-    return [each["metric"] for each in json.loads(answer or "[]")]
+    return [each["metric"] for each in json.loads(answer or "[]") or ()]
 
 
 def test_prometheus_reads_the_nodes_and_the_cluster(operator: Operator) -> None:

@@ -106,12 +106,16 @@ def kubelet(server: ApiServer) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     folder = tmp_path_factory.mktemp("cluster")
-    more = {"authorization-mode": "RBAC", "requestheader-client-ca-file": folder / "ca.crt"}
+    more: dict[str, object] = {
+        "authorization-mode": "RBAC",
+        "requestheader-client-ca-file": folder / "ca.crt",
+        "requestheader-allowed-names": "front-proxy-client",
+    }
     with apiserver.running(folder, more) as made:
         yield made
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def admin(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubeconfig, "ADMIN", str(server.kubeconfig))
 
@@ -176,7 +180,7 @@ def replaced(words: list[str], changed: Mapping[str, object]) -> list[str]:
     return [f"{word}={value}" if value else word for word, value in (found | dict(changed)).items()]
 
 
-@pytest.mark.usefixtures("kubelet")
+@pytest.mark.usefixtures("kubelet", "admin")
 def test_metrics_server_reads_kubelets_whose_certificates_it_verifies(server: ApiServer) -> None:
     path = program("metrics-server", "metrics-server")
     words = container(installed("metrics-server"), "metrics-server")["args"]
@@ -203,7 +207,7 @@ def test_metrics_server_reads_kubelets_whose_certificates_it_verifies(server: Ap
     assert "/metrics/resource" in Kubelet.asked
 
 
-@pytest.mark.usefixtures("kubelet")
+@pytest.mark.usefixtures("kubelet", "admin")
 def test_kube_state_metrics_may_read_what_it_reports(server: ApiServer) -> None:
     path = program("kube-state-metrics", "kube-state-metrics")
     words = container(installed("monitoring"), "kube-state-metrics")["args"]
@@ -232,7 +236,7 @@ def test_node_exporter_takes_its_arguments(server: ApiServer) -> None:
         assert 'mountpoint="/proc' not in text
 
 
-@pytest.mark.usefixtures("kubelet")
+@pytest.mark.usefixtures("kubelet", "admin")
 def test_local_path_makes_a_volume_with_a_pod_on_the_node(server: ApiServer) -> None:
     path = program("local-path-provisioner", "local-path-provisioner")
     objects = installed("local-path")
@@ -273,7 +277,7 @@ def test_local_path_makes_a_volume_with_a_pod_on_the_node(server: ApiServer) -> 
         assert "/opt/local-path-provisioner/" in json.dumps(volume["spec"])
 
 
-@pytest.mark.usefixtures("kubelet")
+@pytest.mark.usefixtures("kubelet", "admin")
 def test_prometheus_takes_its_configuration_and_finds_the_nodes(server: ApiServer) -> None:
     path = program("prometheus", "prometheus")
     objects = installed("monitoring")
