@@ -69,10 +69,15 @@ class Kubelet(http.server.BaseHTTPRequestHandler):
         self.asked.append(self.path)
         now = time.time()
         stamp = int(now * 1000)
-        text = (
-            f"# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total {now / 2:.3f} {stamp}\n"
-            f"# TYPE node_memory_working_set_bytes gauge\nnode_memory_working_set_bytes 1048576 {stamp}\n"
-        )
+        of = '{container="c",namespace="default",pod="p"}'
+        usage = {
+            "node_cpu_usage_seconds_total": now / 2,
+            "node_memory_working_set_bytes": 1048576,
+            f"container_cpu_usage_seconds_total{of}": now / 4,
+            f"container_memory_working_set_bytes{of}": 524288,
+            f"container_start_time_seconds{of}": now - 3600,
+        }
+        text = "".join(f"{name} {value:.3f} {stamp}\n" for name, value in usage.items())
         allowed = self.headers.get("Authorization", "").startswith("Bearer ey")
         self.send_response(200 if allowed else 401)
         self.send_header("Content-Type", "text/plain; version=0.0.4")
@@ -203,7 +208,7 @@ def test_metrics_server_reads_kubelets_whose_certificates_it_verifies(server: Ap
         [node] = until("it has the usage", lambda: json.loads(get(nodes, read) or "{}").get("items"))
         assert node["metadata"]["name"] == NODE
         assert node["usage"]["memory"] == "1Mi"
-        assert get(f"https://127.0.0.1:{port}/readyz") == "ok"
+        until("it is ready", lambda: get(f"https://127.0.0.1:{port}/readyz") == "ok")
     assert "/metrics/resource" in Kubelet.asked
 
 
