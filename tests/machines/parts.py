@@ -43,7 +43,6 @@ PARTS: Mapping[str, Part] = {
     "life": Part(25, ("test_life.py",)),
     "repair": Part(30, ("test_repair.py",)),
     "cluster": Part(35, ("test_cluster.py", "test_up.py")),
-    "commands": Part(30, ("test_repair_commands.py",)),
     "gpu": Part(36, ("test_gpu.py",)),
     "power": Part(38, ("test_repair_power.py",)),
     "docker": Part(34, ("test_docker.py", "test_gpu_alone.py")),
@@ -66,8 +65,9 @@ PARTS: Mapping[str, Part] = {
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
     "walkthroughs": Part(38, ("test_walkthroughs.py",)),
-    "addons": Part(39, ("test_addons.py",)),
+    "addons": Part(32, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
+    "commands": Part(30, ("test_repair_commands.py",)),
 }
 SLOW: Mapping[str, Part] = {
     "three-control-planes": Part(90, ("test_three_control_planes.py",)),
