@@ -15,7 +15,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.lab.mirror import aptrepo, debian, gobuild, images, packages, programs, store
 from gpunodes.lab.mirror import deb as debfile
 from gpunodes.lab.mirror.oci import Registry
-from gpunodes.lab.mirror.pins import HERE, Minor, Pins, load
+from gpunodes.lab.mirror.pins import HERE, Component, ExtraImage, Minor, Pins, load
 
 ABOUT = "mirror.json"
 """A file at the tree's top: the key's fingerprint and the tree's contents."""
@@ -78,15 +78,7 @@ def _fill(
     further = [image for name in dict.fromkeys(extras) for image in pins.extras[name]]
     architecture = debian.architecture()
     go = gobuild.toolchain(home, pins, progress)
-    shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc", "registry")
-    # Kubernetes takes longest: it is first, and the others are built in parallel.
-    components = dict.fromkeys(
-        [minor.kubernetes for minor in requested]
-        + [component for minor in requested for component in (*(etcd for etcd, _ in minor.etcds), minor.coredns)]
-        + [pins.components[name] for name in shared]
-        + [image.component for image in further if image.component]
-    )
-    binaries = gobuild.all_programs(components, go, home, progress)
+    binaries = gobuild.all_programs(_components(pins, requested, further), go, home, progress)
 
     archives = {}
     for suite in dict.fromkeys((pins.image_suite, *suites)):
@@ -102,12 +94,13 @@ def _fill(
             registry, pins, archives[pins.image_suite], binaries, pause, tuple(pause_tags), Path(scratch)
         )
         [busybox] = images.wanted_archives(archives[pins.image_suite], [pins.busybox_package])
+        root = images.busybox_tree(busybox, Path(scratch))
         for image in further:
             if image.component:
                 images.of_component(registry, image, binaries[image.component.name])
             else:
                 own = debian.download(pins.image_suite, image.packages, home, progress)
-                images.of_debian(registry, image, own, images.busybox_tree(busybox, Path(scratch)))
+                images.of_debian(registry, image, own, root)
     for minor in requested:
         images.kubernetes(registry, minor, binaries, iptables)
         images.check_tags(minor, binaries[minor.kubernetes.name] / "kubeadm", tree, progress)
@@ -121,6 +114,15 @@ def _fill(
     (tree / ABOUT).write_text(
         json.dumps({"fingerprint": key.fingerprint, "minors": list(minors), "suites": list(suites)}, indent=2) + "\n"
     )
+
+
+def _components(pins: Pins, minors: Sequence[Minor], further: Sequence[ExtraImage]) -> list[Component]:
+    """What is built. Kubernetes takes longest: it is first, and the others are built in parallel."""
+    shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc", "registry")
+    found = [minor.kubernetes for minor in minors]
+    found += [component for minor in minors for component in (*(etcd for etcd, _ in minor.etcds), minor.coredns)]
+    found += [pins.components[name] for name in shared]
+    return list(dict.fromkeys(found + [image.component for image in further if image.component]))
 
 
 def _kubernetes_repository(
