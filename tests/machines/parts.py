@@ -62,7 +62,7 @@ PARTS: Mapping[str, Part] = {
     "storage": Part(39, ("test_storage.py",)),
     "adopt": Part(35, ("test_adopt.py",)),
     "systems": Part(38, ("test_systems.py",)),
-    "addons": Part(39, ("test_addons.py",)),
+    "addons": Part(32, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
 }
 SLOW: Mapping[str, Part] = {"three-control-planes": Part(90, ("test_three_control_planes.py",))}

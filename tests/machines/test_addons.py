@@ -1,12 +1,10 @@
 """Optional add-ons on machines: each comes, does its work, is found unchanged, and goes. Not run on machines yet.
 
-The mirror has their images (`lab up --extra addons`). Kubelets have serving certificates, which metrics-server and
-Prometheus verify.
+The mirror has their images (`lab up --extra addons`). Kubelets have serving certificates: metrics-server verifies them.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -173,32 +171,8 @@ def test_a_policy_stops_packets_of_other_pods(operator: Operator) -> None:
     assert operator.kubectl("get", "pod", "server", "-o", ready).strip() == "True"
 
 
-def series(operator: Operator, expression: str) -> list[dict[str, str]]:
-    """The labels of the series that a query gives."""
-    query = ("promtool", "query", "--format=json", "instant", "http://127.0.0.1:9090", expression)
-    answer = operator.kubectl("-n", "gpunodes-monitoring", "exec", "deployment/prometheus", "--", *query, code=None)
-    return [each["metric"] for each in json.loads(answer or "[]") or ()]
-
-
-def test_prometheus_reads_the_nodes_and_the_cluster(operator: Operator) -> None:
-    """With network policies: those of the add-on let Prometheus pass, and nobody else."""
-    comes(operator, "monitoring")
-    each_node = {(job, node) for job in ("node-exporter", "kubelet", "cadvisor") for node in MACHINES}
-    single = {("apiserver", "control-1"), ("kube-state-metrics", "cluster"), ("prometheus", "127.0.0.1:9090")}
-    until(
-        "all targets are up",
-        lambda: each_node | single == {(each["job"], each["instance"]) for each in series(operator, "up == 1")},
-    )
-    assert series(operator, "up == 0") == []
-    assert {each["instance"] for each in series(operator, "node_memory_MemTotal_bytes")} == set(MACHINES)
-    assert {each["node"] for each in series(operator, "kube_node_info")} == set(MACHINES)
-    service = "http://kube-state-metrics.gpunodes-monitoring.svc.cluster.local:8080/metrics"
-    assert operator.kubectl("exec", "client", "--", "wget", "-q", "-T", "5", "-O", "-", service, code=None) == ""
-    assert "network policies, which nothing would enforce then" in refusal(operator, "network-policy")
-    goes(operator, "monitoring")
-
-
 def test_enforcement_ends_with_the_add_on(operator: Operator) -> None:
+    assert "network policies, which nothing would enforce then (allow, deny)" in refusal(operator, "network-policy")
     operator.kubectl("delete", "networkpolicy", "deny", "allow")
     until("all pods reach the server", lambda: reaches(operator, "stranger"))
     goes(operator, "network-policy")

@@ -10,7 +10,6 @@ import contextlib
 import http.server
 import json
 import os
-import shutil
 import ssl
 import subprocess
 import threading
@@ -127,7 +126,7 @@ def admin(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def installed(name: str) -> tuple[dict[str, Any], ...]:
     """The objects of an add-on, applied."""
-    objects = with_settings(name, gpunodes_monitoring_grafana=False)
+    objects = with_settings(name)
     optional.up(list(objects), name, addons.chosen(name).version, False)
     return objects
 
@@ -213,35 +212,6 @@ def test_metrics_server_reads_kubelets_whose_certificates_it_verifies(server: Ap
 
 
 @pytest.mark.usefixtures("kubelet", "admin")
-def test_kube_state_metrics_may_read_what_it_reports(server: ApiServer) -> None:
-    path = program("kube-state-metrics", "kube-state-metrics")
-    words = container(installed("monitoring"), "kube-state-metrics")["args"]
-    port, telemetry = apiserver.free_port(), apiserver.free_port()
-    rights = kubeconfig_of(server, "gpunodes-monitoring", "kube-state-metrics")
-    own = replaced(words, {"--port": port, "--telemetry-port": telemetry})
-    with running(server, "kube-state-metrics", [str(path), *own, f"--kubeconfig={rights}"]) as log:
-        until("it has the node", lambda: f'kube_node_info{{node="{NODE}"' in get(f"http://127.0.0.1:{port}/metrics"))
-        # The paths of its probes.
-        assert get(f"http://127.0.0.1:{port}/livez")
-        assert get(f"http://127.0.0.1:{telemetry}/readyz")
-        assert "forbidden" not in log.read_text()
-
-
-def test_node_exporter_takes_its_arguments(server: ApiServer) -> None:
-    path = program("node-exporter", "node_exporter")
-    words = container(with_settings("monitoring"), "node-exporter")["args"]
-    port = apiserver.free_port()
-    own = [
-        word.replace("/host/root", "/").replace("/host/", "/").replace("=:9100", f"=127.0.0.1:{port}") for word in words
-    ]
-    with running(server, "node-exporter", [str(path), *own]):
-        text = until("it serves", lambda: get(f"http://127.0.0.1:{port}/metrics"))
-        assert "node_memory_MemTotal_bytes" in text
-        assert "node_netstat" not in text
-        assert 'mountpoint="/proc' not in text
-
-
-@pytest.mark.usefixtures("kubelet", "admin")
 def test_local_path_makes_a_volume_with_a_pod_on_the_node(server: ApiServer) -> None:
     path = program("local-path-provisioner", "local-path-provisioner")
     objects = installed("local-path")
@@ -280,55 +250,6 @@ def test_local_path_makes_a_volume_with_a_pod_on_the_node(server: ApiServer) -> 
         [volume] = until("the volume is made", lambda: server.call("GET", volumes)["items"])
         assert volume["spec"]["claimRef"]["name"] == "scratch"
         assert "/opt/local-path-provisioner/" in json.dumps(volume["spec"])
-
-
-@pytest.mark.usefixtures("kubelet", "admin")
-def test_prometheus_takes_its_configuration_and_finds_the_nodes(server: ApiServer) -> None:
-    path = program("prometheus", "prometheus")
-    objects = installed("monitoring")
-    found = container(objects, "prometheus")
-    folder = server.folder / "prometheus"
-    folder.mkdir()
-    rights = kubeconfig_of(server, "gpunodes-monitoring", "prometheus")
-    files = next(each for each in objects if each["metadata"]["name"] == "prometheus" and each["kind"] == "ConfigMap")
-    account = server.folder / "account"
-    account.mkdir()
-    (account / "token").write_text(token(server, "gpunodes-monitoring", "prometheus"))
-    shutil.copy(server.folder / "ca.crt", account / "ca.crt")
-    for name, text in files["data"].items():
-        # In a pod it finds the API server by itself.
-        itself = "kubernetes_sd_configs:\n      - "
-        given = text.replace(itself, f"{itself}kubeconfig_file: {rights}\n        ")
-        (folder / name).write_text(given.replace("/var/run/secrets/kubernetes.io/serviceaccount", str(account)))
-    port = apiserver.free_port()
-    places = {"--config.file": folder / "prometheus.yml", "--storage.tsdb.path": folder / "data"}
-    own = replaced(found["args"], {**places, "--web.listen-address": f"127.0.0.1:{port}"})
-    with running(server, "prometheus", [str(path), *own]) as log:
-        probe = [word.replace(":9090", f":{port}") for word in found["readinessProbe"]["exec"]["command"]]
-        assert probe[0] == "/bin/promtool"
-        ready = [str(path.with_name("promtool")), *probe[1:]]
-        until("it is ready", lambda: subprocess.run(ready, capture_output=True, check=False).returncode == 0)
-        up = f"http://127.0.0.1:{port}/api/v1/query?query=up"
-
-        def jobs() -> dict[str, str]:
-            answer = json.loads(get(up) or "{}").get("data", {}).get("result", [])
-            return {each["metric"]["job"]: each["value"][1] for each in answer if each["value"][1] == "1"}
-
-        until(
-            "it reads the kubelet, with its account and the cluster's CA",
-            lambda: {"kubelet", "cadvisor"} <= set(jobs()),
-        )
-        query = [
-            str(path.with_name("promtool")),
-            "query",
-            "--format=json",
-            "instant",
-            f"http://127.0.0.1:{port}",
-            "up == 1",
-        ]
-        answer = json.loads(subprocess.run(query, capture_output=True, check=True).stdout)
-        assert {each["metric"]["instance"] for each in answer if each["metric"]["job"] == "kubelet"} == {NODE}
-        assert "forbidden" not in log.read_text()
 
 
 def test_network_policies_take_their_arguments() -> None:
