@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,12 @@ def test_stand_in_control_planes_are_tried_in_turn_by_plain_ansible(fleet: Machi
 def test_a_stand_in_control_plane_with_garbage_or_without_a_cluster_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = [{"cluster": None}, {"cluster": {"version": "{{ 1 }}"}}, {"failed": True, "msg": "{{ 1 }}"}, {}]
+    wrong: list[dict[str, Any]] = [
+        {"cluster": None},
+        {"cluster": {"version": "{{ 1 }}"}},
+        {"failed": True, "msg": "{{ 1 }}"},
+        {},
+    ]
     *others, last = names = [f"control-{number}" for number in range(1, len(wrong) + 2)]
     fleet = machines(tmp_path, {"control_plane": names}, {})
     for name, value in fleet.environment.items():
