@@ -310,7 +310,7 @@ def test_credentials_that_ended_never_lead_to_another_cluster(server: Server, mo
     server.answer = answer
     path = server.kubeconfig()
     by = ByKubeconfig(path).connect()
-    nodes = {"method": "GET", "path": "/api/v1/nodes", "body": None, "type": "", "keep": []}
+    nodes: dict[str, Any] = {"method": "GET", "path": "/api/v1/nodes", "body": None, "type": "", "keep": []}
     assert by.request(nodes).status == 200
 
     document = yaml.safe_load(path.read_text())

@@ -247,12 +247,12 @@ def test_the_program_of_the_image_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["10.0.5.5:5000", "10.97.0.15:5000", "999.96.0.15:5000", ""])
 def test_a_registry_that_is_no_service_of_the_cluster_is_not_trusted(address: str) -> None:
-    """Who may make namespaces could publish a CA for the registry of somebody else."""
+    """Who may make namespaces could publish a CA for the registry of another user."""
     facts = gpu_machine(
         {"address": "0000:3b:00.0", "vendor": "10de", "device": "2330", "class": "030200", "driver": None}
     )
     service = {"address": "10.96.0.15:5000", "ca": CA}
-    settings = {"gpunodes_service_subnet": "10.96.0.0/16"}
+    settings: dict[str, Any] = {"gpunodes_service_subnet": "10.96.0.0/16"}
     made = desired(given(facts, registry={**service, "address": address}, **settings))
     assert isinstance(made, Desired)
     assert "registry_trust" not in made.wanted
