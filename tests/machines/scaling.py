@@ -26,7 +26,7 @@ LAB = LabSpec(
     "debian13",
     workers=0,
     gpu_workers=2,
-    up_options=("--extra", "autoscaler"),
+    up_options=("--images", "autoscaler"),
     cluster=unhealthy.DRIVER,
     settings=unhealthy.TEST_SETTINGS,
 )

@@ -1,6 +1,6 @@
 """Optional add-ons on machines: each comes, does its work, is found unchanged, and goes. Not run on machines yet.
 
-The mirror has their images (`lab up --extra addons`). Kubelets have serving certificates: metrics-server verifies them.
+The mirror has their images (`lab up --images addons`). Kubelets have serving certificates; metrics-server verifies them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .conftest import LabSpec, Operator, search_for_secrets
 LAB = LabSpec(
     "debian13",
     workers=2,
-    up_options=("--extra", "addons"),
+    up_options=("--images", "addons"),
     cluster=(),
     settings={"gpunodes_serving_certificates": True},
 )

@@ -1,7 +1,7 @@
 """examples/training on machines: two ranks on two nodes, over shared storage; a node is repaired in the middle.
 
 Not run on machines yet. The overlay with NumPy as it is, but for smaller requests, and TensorBoard, in whose place
-Python serves the same files. Its image is the mirror's (`lab up --extra training`): Debian's Python with NumPy.
+Python serves the same files. Its image is the mirror's (`lab up --images training`): Debian's Python with NumPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import unhealthy
 from .conftest import CHECKOUT, LabSpec, Operator
 from .unhealthy import entry
 
-LAB = LabSpec("debian13", workers=2, up_options=("--extra", "training"), cluster=(), settings=unhealthy.TEST_SETTINGS)
+LAB = LabSpec("debian13", workers=2, up_options=("--images", "training"), cluster=(), settings=unhealthy.TEST_SETTINGS)
 WORKERS = {"worker-1", "worker-2"}
 SHARE = "/srv/training"
 EXAMPLE = "/root/training"

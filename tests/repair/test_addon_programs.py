@@ -1,6 +1,6 @@
 """The programs of add-ons with the arguments and the rights of their manifests, beside a real API server.
 
-They are those of the lab's mirror. They are run only where a lab has built them (`lab up --extra addons`): that takes
+They are those of the lab's mirror. They are run only where a lab has built them (`lab up --images addons`): that takes
 long. No pods run here; what a kubelet would do, the test does.
 """
 
@@ -40,7 +40,7 @@ def program(component: str, name: str) -> Path:
     """A program of the lab's mirror."""
     folder = gobuild.place(pins.load().components[component], apiserver.cache())
     if not folder.exists():
-        pytest.skip(f"{component} was not built: `lab up --extra addons` does")
+        pytest.skip(f"{component} was not built: `lab up --images addons` does")
     return folder / name
 
 

@@ -75,7 +75,7 @@ def command(context: click.Context, name: str) -> None:
     "--own-kernel", is_flag=True,
     help="The machines boot the kernel on their disk, and the mirror has a newer one.",
 )  # fmt: skip
-@click.option("--extra", "extras", multiple=True, metavar="NAME", help="Further images of the mirror; may be repeated.")
+@click.option("--images", "extras", multiple=True, metavar="NAME", help="More images of the mirror; may be repeated.")
 @click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
 @options.json_option
 @click.pass_obj
