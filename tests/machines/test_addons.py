@@ -1,6 +1,6 @@
 """Optional add-ons on machines: each comes, does its work, is found unchanged, and goes. Not run on machines yet.
 
-The mirror has their images (`lab up --images addons`). Kubelets have serving certificates; metrics-server verifies them.
+The mirror has their images (`lab up --images addons`). metrics-server verifies the kubelets' certificates.
 """
 
 from __future__ import annotations
