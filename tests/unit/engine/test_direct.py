@@ -332,11 +332,13 @@ def test_credentials_that_ended_never_lead_to_another_cluster(server: Server, mo
     assert set(asked) == {"/k8s/c-1/api/v1/namespaces/kube-system"}
 
 
-@pytest.mark.parametrize("status", [401, 403, 0])
+@pytest.mark.parametrize("status", [401, 403, 200, 0])
 def test_no_power_is_switched_without_a_lock_while_the_cluster_works(
     server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
 ) -> None:
-    """Its credentials have ended, or lack a right: another command may hold the lock. One that is down has none."""
+    """Its credentials have ended, or lack a right, or its certificate is for another name: another command may hold the
+    lock. One that is down has none.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(control_planes, "_CONFIRMED", {})
     monkeypatch.setattr(claims, "PATIENCE_S", 0.0)
@@ -344,12 +346,14 @@ def test_no_power_is_switched_without_a_lock_while_the_cluster_works(
     path = server.kubeconfig()
     if not status:
         path.write_text(path.read_text().replace(str(server.port), "1"))
+    if status == 200:
+        path.write_text(path.read_text().replace("127.0.0.1", "localhost"))
     fleet = InventoryFleet(addressed.inventory(["10.0.0.5"], {}, Kubeconfig(path)))
     machine, reported = fleet.all_machines()[0], list[str]()
     with contextlib.ExitStack() as inside:
         held = power.locked(fleet, machine, power.PowerAction.OFF, lambda _, text: reported.append(text))
         if status:
-            with pytest.raises(Refused, match="the Kubernetes API reports: no"):
+            with pytest.raises((Refused, OtherCluster), match=r"the Kubernetes API reports: no|certificate"):
                 inside.enter_context(held)
         else:
             inside.enter_context(held)
@@ -368,11 +372,11 @@ def test_a_response_that_trickles_ends_at_the_limit(
     assert time.monotonic() - began < 5
 
 
-def test_another_certificate_is_no_response(server: Server) -> None:
+def test_another_certificate_is_that_of_another_cluster(server: Server) -> None:
     path = server.kubeconfig()
     other = path.read_text().replace("127.0.0.1", "localhost")
     path.write_text(other)
-    with pytest.raises(NoResponse, match="certificate"):
+    with pytest.raises(OtherCluster, match="certificate"):
         cluster(path).nodes()
 
 

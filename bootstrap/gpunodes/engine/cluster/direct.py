@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -233,7 +234,9 @@ class _Client:
             return Response(0, None, f"{self._selected.server}: no complete response in {limit_s:.0f} s", time.time())
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             why = " ".join(str(error).split())
-            return Response(0, None, f"{self._selected.server}: {why}", time.time())
+            # A server responds, with a certificate of another CA: that is not an API that is down.
+            is_other = any(isinstance(each, ssl.SSLCertVerificationError) for each in (error, *error.args))
+            return Response(OTHER_API if is_other else 0, None, f"{self._selected.server}: {why}", time.time())
         return _response(int(response.status), data, response.headers.get("Date", ""), fields["keep"])
 
 
