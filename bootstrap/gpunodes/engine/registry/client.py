@@ -14,6 +14,8 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +30,16 @@ _UPLOAD = re.compile(r"/v2/[a-z0-9/_.-]+/blobs/uploads/[A-Za-z0-9_.=-]+")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _QUERY = re.compile(r"[A-Za-z0-9_.~%&=+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    path: str
+    """What was requested, for messages."""
+    status: int
+    headers: Message
+    content: bytes
+    """At most _MOST bytes of it."""
 
 
 class Client:
@@ -82,7 +94,7 @@ class Client:
         if answer.status == http.client.NOT_FOUND:
             return []
         try:
-            found = json.loads(self._wanted(answer, http.client.OK).content)  # type: ignore[attr-defined]  # see _call
+            found = json.loads(self._wanted(answer, http.client.OK).content)
         except (ValueError, RecursionError):
             found = None
         listed = found.get("tags") if isinstance(found, dict) else None
@@ -100,27 +112,24 @@ class Client:
         more: Mapping[str, str] | None = None,
         *,
         login: bool = True,
-    ) -> http.client.HTTPResponse:
+    ) -> _Answer:
         headers = {"Host": self.address, **({"Authorization": self._login} if login else {}), **(more or {})}
         try:
             connection = _Connection(self._port, self.address.partition(":")[0], self._ca)
             try:
                 connection.request(method, path, body, headers)
-                answer = connection.getresponse()
-                content = answer.read(_MOST)
+                response = connection.getresponse()
+                return _Answer(path, response.status, response.headers, response.read(_MOST))
             finally:
                 connection.close()
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise self._failed(f"{method} {path.partition('?')[0]}: {str(error) or type(error).__name__}") from error
-        answer.path, answer.content = path, content  # type: ignore[attr-defined]  # for messages, and for tags
-        return answer
 
-    def _wanted(self, answer: Any, status: int) -> http.client.HTTPResponse:
+    def _wanted(self, answer: _Answer, status: int) -> _Answer:
         if answer.status != status:
             reason = http.client.responses.get(answer.status, "")
             raise self._failed(f"{answer.path.partition('?')[0]}: {answer.status} {reason}".strip())
-        found: http.client.HTTPResponse = answer
-        return found
+        return answer
 
     def _failed(self, found: str) -> GpunodesError:
         return GpunodesError(
