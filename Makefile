@@ -17,7 +17,8 @@ INSTALLED := build/installed
 # Tools that run other tools (ansible-lint runs ansible-playbook) use those of this environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The caller's Python settings must not affect the environments that are created here. All archives have fixed times.
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SOURCE_DATE_EPOCH
+# Without its compiled files Python compiles this tree again in each process of Ansible, of which the tests start thousands.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SOURCE_DATE_EPOCH PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX
 
 SOURCES := $(shell find bootstrap playbooks roles -type f -not -name '*.pyc' 2>/dev/null)
 
@@ -46,7 +47,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 lock: $(VENV)/.installed ## Rewrite requirements.lock from pyproject.toml, with the newest versions
 	uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-	  --extra lab --extra autoscale --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
+	  --extra lab --extra autoscale --extra kubeconfig --group dev --group docs pyproject.toml --output-file requirements.lock >/dev/null
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ $(INSTALLED)/.installed: $(SOURCES) README.md LICENSE pyproject.toml hatch_build
 	sed -n 's/^\([a-zA-Z0-9._-]*==[^ ]*\( ; [^\\]*\)\{0,1\}\).*/\1/p' requirements.lock >build/constraints.txt
 	$(PYTHON) -m venv $(INSTALLED)
 	wheel=$$(echo build/wheel/*.whl) && $(INSTALLED)/bin/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint build/constraints.txt "$$wheel[lab]"
+	  --constraint build/constraints.txt "$$wheel[lab,kubeconfig]"
 	touch $@
 
 .PHONY: wheel

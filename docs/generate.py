@@ -344,7 +344,10 @@ def images_table() -> str:
     lines.append(f"| `{requested['gpunodes_ready_image']}` | the check that a node is ready |")
     plugin = requested["gpunodes_device_plugin_image"]
     lines.append(f"| `{plugin}` | GPU machines: the device plugin, and the check that pods get GPUs |")
+    driver = requested["gpunodes_dra_driver_image"]
+    lines.append(f"| `{driver}` | GPU machines with `gpunodes_gpu_serving: dra`: its driver |")
     lines.append(f"| `{requested['gpunodes_jupyter_image']}` | notebooks |")
+    lines.append(f"| `{requested['gpunodes_registry_image']}` | the registry of the cluster |")
     lines.append(f"| `{requested['gpunodes_autoscaler_image']}` | pools that scale: the autoscaler |")
     spare = yaml.safe_load((ROOT / "roles" / "autoscaler" / "defaults" / "main.yml").read_text(encoding="utf-8"))
     lines.append(f"| `{spare['autoscaler_spare_image']}` | pools that scale: pods that keep spare machines on |")

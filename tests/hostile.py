@@ -189,6 +189,14 @@ class Machines:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(answer), encoding="utf-8")
 
+    def vary(self, machine: str, **variables: Any) -> None:
+        """Set variables of one machine in the inventory: one run then has machines of several kinds."""
+        inventory = json.loads(self.inventory.read_text(encoding="utf-8"))
+        for group in inventory.values():
+            if machine in group.get("hosts", ()):
+                group["hosts"][machine] |= variables
+        self.inventory.write_text(json.dumps(inventory), encoding="utf-8")
+
 
 def machines(folder: Path, groups: Mapping[str, Sequence[str]], variables: Mapping[str, Any]) -> Machines:
     """Machines in the groups of an inventory, with these variables for all of them. Results default to ``{}``."""

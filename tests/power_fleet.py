@@ -13,7 +13,7 @@ from gpunodes.autoscale.nodes import STARTING, SeenNode
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn
 from gpunodes.autoscale.server import PowerServer
-from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.autoscale.state import Kubelet, MachineState, Phase
 from gpunodes.autoscale.store import POOL_LABEL, Overtaken
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble
@@ -174,6 +174,7 @@ class MemoryMachines:
         self.plan = plan
         self.on = set(on)
         self.refuses: set[str] = set()
+        self.kubelets: dict[str, Kubelet] = {}
         self.orders: list[tuple[str, str]] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -181,6 +182,9 @@ class MemoryMachines:
     def state(self, name: str) -> PowerState:
         self._check(name)
         return PowerState.ON if name in self.on else PowerState.OFF
+
+    def kubelet(self, name: str) -> Kubelet:
+        return self.kubelets.get(name, Kubelet.SILENT)
 
     def switch_on(self, name: str, *, again: bool) -> None:
         self._check(name)

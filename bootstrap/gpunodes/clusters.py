@@ -2,7 +2,8 @@
 
 The key of a cluster is the address of the control plane that its inventory named first when it was first seen. It
 stays when that machine is replaced: an inventory that names any known control plane gets the same key. One private
-file; a cluster with one control plane needs no entry.
+file; a cluster with one control plane needs no entry. An inventory without control planes is its own key; its entry has
+the uid of the cluster that a kubeconfig led to.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 
 from gpunodes.errors import GpunodesError
 from gpunodes.settings import state_home
-from gpunodes.shape import Many, wrong
+from gpunodes.shape import Many, Optional, wrong
 
 _FILE = "clusters.json"
-_ENTRY = {"key": str, "addresses": Many(str, 1000), "ca": str}
+_ENTRY = {"key": str, "addresses": Many(str, 1000), "ca": str, "uid": Optional(str)}
 _SHAPE = {"clusters": Many(_ENTRY, 100_000)}
 _Entries = list[dict[str, Any]]
 
@@ -64,6 +65,22 @@ def remember_ca(cluster: str, found: str) -> None:
         return found
 
     _change(change, found)
+
+
+def confirm(cluster: str, uid: str) -> bool:
+    """Whether the cluster with this key has this uid, of its namespace kube-system; one without a uid gets it.
+
+    For clusters that are reached by a kubeconfig: the CA in it need not be the cluster's, and a CA is renewed.
+    """
+
+    def change(known: _Entries) -> str:
+        entry = next((each for each in known if each["key"] == cluster), None)
+        if entry is None:
+            entry = {"key": cluster, "addresses": [], "ca": ""}
+            known.append(entry)
+        return str(entry.setdefault("uid", uid))
+
+    return _change(change, change(_read())) == uid
 
 
 def _of(entries: _Entries, addresses: Sequence[str]) -> dict[str, Any] | None:

@@ -17,6 +17,8 @@ from gpunodes.ansible.module_utils.kubeconfig import ADMIN, ca_hash
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.errors import GpunodesError
 
+OWN_PREFIX = "gpunodes-"
+"""The start of the names of all entries that gpunodes makes."""
 _CLUSTER = frozenset({"server", "certificate-authority-data"})
 _USER = frozenset({"client-certificate-data", "client-key-data"})
 
@@ -57,7 +59,7 @@ def reduced(document: Any, machine: str, name: str = "") -> dict[str, Any]:
     that of the machine. Raises GpunodesError if the kubeconfig contains anything else, such as programs or files for
     kubectl.
     """
-    name = f"gpunodes-{name or machine}"
+    name = f"{OWN_PREFIX}{name or machine}"
     return {
         "apiVersion": "v1",
         "kind": "Config",

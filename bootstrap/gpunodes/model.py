@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
@@ -41,6 +42,14 @@ class Machine:
     role: Role
 
 
+@dataclass(frozen=True, slots=True)
+class Kubeconfig:
+    """The user's kubeconfig for a cluster whose control planes are in no inventory; ``context`` "": its current one."""
+
+    path: Path
+    context: str = ""
+
+
 class Only(StrEnum):
     """The machines that a phase is limited to: it is skipped on all others."""
 
@@ -67,6 +76,8 @@ class Only(StrEnum):
     """Workers, if pools scale."""
     STORAGE = "storage"
     """Machines with gpunodes_storage."""
+    REGISTRY = "registry"
+    """Machines of a cluster with a registry of `gpunodes registry up`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ def _exceptions(value: Any) -> bool:
 
 
 _URL = r"https?://[^\s/]+\S*"
+_HOP = r"([A-Za-z0-9_][A-Za-z0-9._-]*@)?([A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:]+\])(:\d{1,5})?"
 _LABEL = r"([A-Za-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _TARGET = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?:[1-9]\d{0,4}"
@@ -131,6 +132,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         _number(0, 255),
     ),
     ("gpunodes_control_plane_vip_interval", "a number of seconds, 1 to 40", _number(1, 40)),
+    ("gpunodes_api_kubeconfig", "an absolute path, or one that begins with ~/", _text(r"(~/|/)[^\x00-\x1f]+")),
     (
         "gpunodes_node_address",
         f"an IPv4 address of the machine, or a network such as 10.0.0.0/24 that contains it{_ONLY_IPV4}",
@@ -180,6 +182,12 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         "a list of names of users, such as [alice]",
         _each(r"[A-Za-z_][A-Za-z0-9_.@\\-]{0,63}\$?"),
     ),
+    (
+        "gpunodes_registry_address",
+        "an IPv4 address of Services that no Service has, such as 10.96.0.15",
+        _text(r"(\d{1,3}(\.\d{1,3}){3})?"),
+    ),
+    ("gpunodes_registry_share", "the name of a share of gpunodes_storage", _text(r"[a-z0-9-]{0,63}")),
     ("gpunodes_*_image", "an image, such as registry.example/name:1.0", _text(r"[A-Za-z0-9][^\s]*")),
     (
         "gpunodes_monitoring_retention",
@@ -203,7 +211,7 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
             or all(_text(_LABEL_VALUE)(name) and name and _is_pool(each) for name, each in value.items())
         ),
     ),
-    ("gpunodes_gpu_sharing", devices.SHARING_WANTED, lambda value: devices.requested_replicas(value) > 0),
+    ("gpunodes_gpu_sharing", devices.SHARING_WANTED, lambda value: devices.requested_sharing(value) is not None),
     ("gpunodes_node_labels", "labels of a node, such as {rack: r7}", _entries(_LABEL, _LABEL_VALUE)),
     (
         "gpunodes_node_taints",
@@ -255,6 +263,11 @@ FORMS: Sequence[tuple[str, str, Callable[[Any], bool]]] = (
         # Without quotes YAML reads one that has only digits as a number to the base 60.
         'a MAC address in quotes, such as "52:54:00:12:34:56"',
         _text(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}"),
+    ),
+    (
+        "gpunodes_bmc_jump",
+        "USER@HOST, USER@HOST:PORT, or a host of ssh_config; several with commas",
+        _text(rf"({_HOP}(,{_HOP})*)?"),
     ),
     ("gpunodes_repair_guard_*", "a number, 1 or more", _number(1)),
     ("gpunodes_repair_evidence_*", "a number, 0 or more", _number(0)),

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bench import gpu, health_files, probing, selection, waits
+from tests.bench import gpu, health_files, probing, selection, upgrade, waits
 from tests.bench.table import Row, show
 
 GPUNODES = os.environ.get("GPUNODES", "gpunodes")
@@ -187,7 +187,15 @@ def main() -> int:
     """Run all benchmarks; each row is printed when it is measured, so that a later failure does not lose it."""
     rows: list[Row] = []
     failed = False
-    for part in (measure, gpu.measure, waits.measure, probing.measure, health_files.measure, selection.measure):
+    for part in (
+        measure,
+        gpu.measure,
+        upgrade.measure,
+        waits.measure,
+        probing.measure,
+        health_files.measure,
+        selection.measure,
+    ):
         try:
             with tempfile.TemporaryDirectory(prefix="gpunodes-bench-") as folder:
                 for row in part(Path(folder)):

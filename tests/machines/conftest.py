@@ -62,13 +62,15 @@ class Operator:
     control_planes: tuple[str, ...] = ("control-1",)
     """The lab's control-plane machines; kubectl runs on the first that responds."""
 
-    def gpunodes(self, *argv: str, code: int | None = 0, limit_s: float = LONG) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; asserts its exit code unless ``code`` is None."""
+    def gpunodes(
+        self, *argv: str, code: int | None = 0, limit_s: float = LONG, given: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, ``given`` in its standard input; asserts its exit code unless ``code`` is None."""
         done = subprocess.run(
             [GPUNODES, *argv],
             cwd=self.folder,
             env=self.environment,
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
             text=True,
             timeout=limit_s,

@@ -31,9 +31,9 @@ def voters(operator: Operator, machine: str = FIRST) -> set[str]:
     return {name for name, each in members(operator, machine).items() if not each.get("isLearner")}
 
 
-def leftovers(operator: Operator) -> list[str]:
+def leftovers(operator: Operator, machine: str = FIRST) -> list[str]:
     """Uploaded certificates and bootstrap tokens."""
-    found = lines(operator.ssh(FIRST, SECRETS))
+    found = lines(operator.ssh(machine, SECRETS))
     return [name for name in found if "kubeadm-certs" in name or "bootstrap-token" in name]
 
 

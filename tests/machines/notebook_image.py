@@ -25,7 +25,8 @@ def link(tar, name, target):
 
 python = os.path.realpath("/usr/bin/python3")
 [library] = glob.glob("/usr/lib/" + os.path.basename(python))
-files = [python, *glob.glob(library + "/lib-dynload/*.so")]
+# The driver's nvidia-smi, which the container toolkit mounts, needs libraries that Python does not.
+files = [python, *glob.glob(library + "/lib-dynload/*.so"), *glob.glob("/usr/bin/nvidia-smi")]
 shown = "".join(subprocess.run(["ldd", each], capture_output=True, text=True).stdout for each in files)
 libraries = set(re.findall(r"(/\\S+) \\(0x", shown))
 layer = io.BytesIO()

@@ -43,14 +43,13 @@ PARTS: Mapping[str, Part] = {
     "life": Part(25, ("test_life.py",)),
     "repair": Part(30, ("test_repair.py",)),
     "cluster": Part(35, ("test_cluster.py", "test_up.py")),
-    "commands": Part(30, ("test_repair_commands.py",)),
     "gpu": Part(36, ("test_gpu.py",)),
     "power": Part(38, ("test_repair_power.py",)),
     "docker": Part(34, ("test_docker.py", "test_gpu_alone.py")),
     "leave": Part(32, ("test_leave.py",)),
-    "burn-in": Part(34, ("test_gpu_machines.py",)),
+    "burn-in": Part(38, ("test_gpu_machines.py",)),
     "health": Part(26, ("test_health.py",)),
-    "networks": Part(15, ("test_networks.py",)),
+    "networks": Part(32, ("test_networks.py", "test_own_network.py")),
     "pool": Part(38, ("test_pool.py",)),
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
@@ -58,12 +57,29 @@ PARTS: Mapping[str, Part] = {
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "upgrade": Part(38, ("test_upgrade.py",)),
     "control-planes": Part(36, ("test_control_planes.py",)),
+    "endpoint": Part(37, ("test_endpoint.py",)),
     "scaling": Part(39, ("test_scaling.py",)),
-    "storage": Part(36, ("test_storage.py",)),
+    "scaling-failed-boot": Part(39, ("test_scaling_failed_boot.py",)),
+    "storage": Part(39, ("test_storage.py",)),
+    "adopt": Part(39, ("test_adopt.py",)),
     "systems": Part(38, ("test_systems.py",)),
+    "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
+    "walkthroughs": Part(38, ("test_walkthroughs.py",)),
+    "addons": Part(32, ("test_addons.py",)),
+    "training": Part(35, ("test_training.py",)),
+    "commands": Part(30, ("test_repair_commands.py",)),
 }
-SLOW: Mapping[str, Part] = {"three-control-planes": Part(90, ("test_three_control_planes.py",))}
-"""Parts that never have their turn: they need KVM, or more than two processors. The nightly workflow runs them."""
+SLOW: Mapping[str, Part] = {
+    "three-control-planes": Part(90, ("test_three_control_planes.py",)),
+    "control-plane-loss": Part(110, ("test_control_plane_loss.py",)),
+    "three-upgraded": Part(100, ("test_three_upgraded.py",)),
+    "upgrade-command": Part(75, ("test_upgrade_command.py",)),
+    "driver-rollout": Part(90, ("test_driver_rollout.py",)),
+    "os-upgrade": Part(60, ("test_os_upgrade.py",)),
+    "gpu-host-joins": Part(50, ("test_gpu_host_joins.py",)),
+}
+"""Parts that never have their turn: they take longer than one, or need KVM or more than two processors. The nightly
+workflow runs them."""
 
 
 def in_turn(number: int) -> str:

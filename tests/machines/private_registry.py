@@ -7,8 +7,7 @@ import shutil
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-# The credentials in docs/scheduling.md.
-LOGIN = "Basic " + base64.b64encode(b"USER:TOKEN").decode()
+LOGIN = "Basic " + base64.b64encode(b"robot:correct-horse").decode()
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import textwrap
 import time
 from pathlib import Path
@@ -180,11 +181,13 @@ def test_the_example_for_a_private_registry_runs(operator: Operator) -> None:
     operator.ssh("gpu-1", f"mkdir {folder}; cat >{folder}/hosts.toml <<'END'\n{hosts}END")
     operator.ssh("gpu-1", f"cat >/run/registry.py <<'END'\n{REGISTRY.read_text()}END")
     operator.ssh("gpu-1", "systemd-run --unit=registry --collect python3 /run/registry.py")
-    login, part = examples("Images from a private registry")
-    operator.ssh("control-1", f"export KUBECONFIG=/etc/kubernetes/admin.conf\n{login}")
-    here = example("Require a pool")
-    start(operator, "private", f"registry.example/{BUSYBOX}", "true", {}, **yaml.safe_load(part), **here)
+    [login] = examples("Images from a private registry")
+    words = shlex.split(login.replace("--namespace team", "--namespace default"))[1:]
+    operator.gpunodes(*words, "--user", "robot", "--password-stdin", given="correct-horse\n")
+    start(operator, "private", f"registry.example/{BUSYBOX}", "true", {}, **example("Require a pool"))
     assert ended(operator, "private")[0] == "gpu-1"
+    operator.gpunodes("registry", "logout", "registry.example", "--namespace", "default")
+    assert "correct-horse" not in "".join(operator.output)
     operator.ssh("gpu-1", f"systemctl stop registry; rm -r {folder}")
 
 

@@ -140,3 +140,34 @@ def test_a_fabric_manager_that_stopped_is_reported(operator: Operator) -> None:
     [machine] = operator.document("health", "gpu-1", code=3)["machines"]
     assert "fabric-manager" in {finding["rule"] for finding in machine["findings"]}
     operator.ssh("gpu-1", "systemctl start nvidia-fabricmanager; rm /usr/local/bin/dcgmi")
+
+
+def offered(operator: Operator) -> str:
+    return operator.kubectl("get", "node", "gpu-1", "-o", r"jsonpath={.status.allocatable.nvidia\.com/gpu}").strip()
+
+
+def test_pods_share_gpus_in_turns(operator: Operator) -> None:
+    """Four pods on two GPUs, which compute nothing here. Not run yet."""
+    path = operator.folder / "inventory" / "host_vars" / "gpu-1.yml"
+    path.write_text(yaml.safe_dump({"gpunodes_gpu_sharing": {"mode": "time-slicing", "replicas": 2}}))
+    plan = operator.gpunodes("gpu", "plan", "gpu-1", "--driver", "580").stdout
+    assert "2 GPUs x 2 = 4 shares by time-slicing" in " ".join(plan.split())
+    operator.gpunodes("join", "gpu-1", "--driver", "580")
+    [machine] = operator.document("gpu", "verify", "gpu-1")["machines"]
+    assert {level["level"]: level["state"] for level in machine["levels"]} == dict.fromkeys(
+        ("host", "container", "kubelet", "pod"), "ok"
+    )
+    assert offered(operator) == "4"
+    names = [f"share-{number}" for number in range(4)]
+    for name in names:
+        start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 3600", {"resources": {"limits": {"nvidia.com/gpu": 1}}})
+    operator.kubectl("wait", "--for=condition=Ready", *(f"pod/{name}" for name in names), "--timeout=300s")
+    assert [operator.kubectl("logs", name).count("UUID: GPU-") for name in names] == [1] * 4
+    operator.kubectl("delete", "pod", *names, "--wait=true")
+
+
+def test_whole_gpus_again(operator: Operator) -> None:
+    (operator.folder / "inventory" / "host_vars" / "gpu-1.yml").write_text("{}\n")
+    operator.gpunodes("join", "gpu-1", "--driver", "580")
+    assert operator.document("gpu", "verify", "gpu-1")["exit_code"] == 0
+    assert offered(operator) == "2"

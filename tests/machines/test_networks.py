@@ -129,6 +129,26 @@ def test_a_range_of_the_machines_own_network_is_refused(operator: Operator) -> N
     assert f"{second}.0/24" in done.stdout + done.stderr
 
 
+def test_ports_in_use_are_refused_with_their_holder(operator: Operator, proxy: Path) -> None:
+    """That of kube-proxy's health, and the UDP port of the network add-on."""
+    assert proxy.exists()
+    write_settings(operator, **with_proxy(operator))
+    bind = "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); s.bind((str(), 8472)); time.sleep(3600)"
+    operator.ssh("worker-1", "systemd-run --quiet --unit=squatter python3 -m http.server 10256")
+    operator.ssh("worker-1", f"systemd-run --quiet --unit=squatter-udp python3 -c '{bind}'")
+    operator.ssh(
+        "worker-1", "for n in 1 2 3 4 5 6 7 8 9; do ss -Hltn 'sport = 10256' | grep -q . && break; sleep 2; done"
+    )
+    try:
+        found = operator.document("preflight", "worker-1", code=1)["findings"]
+    finally:
+        operator.ssh("worker-1", "systemctl stop squatter squatter-udp")
+    facts = " ".join(finding["fact"] for finding in found if finding["severity"] == "error")
+    assert "10256" in facts, facts
+    assert "8472" in facts, facts
+    assert "squatter" in facts or "python3" in facts, facts
+
+
 def test_init_uses_the_address_by_which_it_was_reached(operator: Operator, proxy: Path) -> None:
     write_settings(operator, **with_proxy(operator))
     operator.gpunodes("init-master", "control-1")
@@ -155,6 +175,14 @@ def test_a_worker_joins_through_the_firewall(operator: Operator, proxy: Path) ->
     for machine in MACHINES:
         policy = operator.ssh(machine, "nft list chain inet filter input")
         assert "policy drop" in policy
+
+
+def test_limits_are_those_of_a_node_with_many_pods(operator: Operator) -> None:
+    keys = "fs.inotify.max_user_instances fs.inotify.max_user_watches"
+    for found in operator.each(MACHINES, f"sysctl -n {keys}").values():
+        assert [int(value) >= least for value, least in zip(found, (8192, 524288), strict=True)] == [True, True]
+    for found in operator.each(MACHINES, "cat /etc/gpunodes/kubelet.conf.d/10-pod-pids-limit.conf").values():
+        assert json.loads("".join(found))["podPidsLimit"] == 16384
 
 
 def test_pods_of_two_nodes_reach_each_other_and_the_services(operator: Operator) -> None:

@@ -1,101 +1,41 @@
 """Pools that scale by power: machines with BMCs are switched on for pods that wait, and off when they are idle.
 
 Two pools of one GPU machine each. The autoscaler and the power server run as pods on the control plane, and reach the
-machines' BMCs by the lab's network.
+BMC of gpu-1 by the lab's network. gpu-2 counts as a machine without a BMC: the lab's listener starts it by Wake-on-LAN,
+and it shuts itself down. Not run since gpu-2 has no BMC.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import time
-from collections.abc import Callable
-from typing import Any
+from urllib.parse import urlsplit
 
-import pytest
 import yaml
 from gpunodes.inventory import Inventory
 
-from . import pods, unhealthy
-from .conftest import CHECKOUT, LabSpec, Operator
+from tests import node_certificates
 
-GPU = ("gpu-1", "gpu-2")
-IDLE_S, BOOT_S = 60, 1200
-WAIT_S = 1500.0
-"""Seconds for a boot, or a shutdown, of an emulated machine beside two others."""
-SETTINGS = {
-    "gpunodes_pools": {"h100": {"max": 1, "priority": 50}, "t4": {"max": 1, "priority": 10}},
-    "gpunodes_autoscale_idle_timeout": IDLE_S,
-    "gpunodes_autoscale_boot_timeout": BOOT_S,
-}
-LAB = LabSpec(
-    "debian13",
-    workers=0,
-    gpu_workers=2,
-    up_options=("--autoscaler",),
-    cluster=unhealthy.DRIVER,
-    settings=unhealthy.TEST_SETTINGS,
-)
+from . import scaling, unhealthy
+from .conftest import Operator
+from .scaling import GPU, archive, gone, job, phases, power_of, prepare, runs_on, until
+
+LAB = scaling.LAB
 
 
-@pytest.fixture(scope="module")
-def archive() -> str:
-    """The image of this checkout, as `make image` builds it."""
-    subprocess.run(["make", "--no-print-directory", "image"], cwd=CHECKOUT, check=True, timeout=1200)
-    [path] = (CHECKOUT / "build").glob("gpunodes-image-*.oci.tar")
-    return str(path)
+def without_bmc(operator: Operator, machine: str) -> None:
+    """Let a machine be switched on by Wake-on-LAN."""
+    address = str(Inventory(operator.folder / "inventory").variables(machine)["gpunodes_bmc_address"])
+    # The BMCs listen at the first address of the lab's subnet, a /24.
+    broadcast = str(urlsplit(address).hostname).rpartition(".")[0] + ".255"
+    variables = operator.folder / "inventory" / "host_vars" / f"{machine}.yml"
+    variables.parent.mkdir(exist_ok=True)
+    variables.write_text(yaml.safe_dump({"gpunodes_bmc_type": "wol", "gpunodes_bmc_address": broadcast}))
 
 
-def power_of(operator: Operator, machine: str) -> str:
-    """The power state by the hypervisor."""
-    machines = json.loads(operator.lab("status", "--json").stdout)["machines"]
-    return str(next(each["power"] for each in machines if each["name"] == machine))
-
-
-def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> float:
-    """Seconds until something is seen."""
-    began = time.monotonic()
-    while not seen():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(3)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
-    return time.monotonic() - began
-
-
-def nodes(operator: Operator) -> set[str]:
-    return set(operator.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split())
-
-
-def phases(operator: Operator) -> dict[str, str]:
-    found = operator.document("autoscale", "status", code=None)
-    return {each["node"]: each["phase"] for each in found["machines"]}
-
-
-def job(operator: Operator, name: str, **spec: Any) -> None:
-    """A pod that wants both GPUs of a node, and lists them."""
-    limits = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
-    pods.start(operator, name, operator.setting("gpunodes_ready_image"), "nvidia-smi -L; sleep 86400", limits, **spec)
-
-
-def runs_on(operator: Operator, name: str) -> str:
-    """The node of a pod that runs, "" for one that does not yet."""
-    found = json.loads(operator.kubectl("get", "pod", name, "-o", "json"))
-    return str(found["spec"].get("nodeName", "")) if found["status"]["phase"] == "Running" else ""
-
-
-def gone(operator: Operator, machine: str) -> bool:
-    return machine not in nodes(operator) and power_of(operator, machine) == "off"
-
-
-def test_machines_that_nothing_needs_are_switched_off(operator: Operator, archive: str) -> None:
-    groups = {name: {"hosts": {machine: None}} for name, machine in (("h100", "gpu-1"), ("t4", "gpu-2"))}
-    (operator.folder / "inventory" / "pools.yml").write_text(yaml.safe_dump(groups))
-    variables = operator.folder / "inventory" / "group_vars" / "all.yml"
-    values = {**yaml.safe_load(variables.read_text()), **SETTINGS, "gpunodes_power_archive": archive}
-    variables.write_text(yaml.safe_dump(values))
+def test_machines_that_nothing_needs_are_switched_off(operator: Operator) -> None:
+    without_bmc(operator, "gpu-2")
     done = operator.gpunodes("autoscale", "status", code=2)
     assert "this cluster has no autoscaler" in done.stderr
-    operator.gpunodes("join", "gpu-*", "--driver", "580")
+    prepare(operator, archive())
     planned = operator.document("autoscale", "up", "--dry-run")
     assert not planned["running"]
     assert any("passwords" in each for each in planned["changes"])
@@ -158,10 +98,19 @@ def test_the_autoscaler_is_removed(operator: Operator) -> None:
     assert "gpu-2" in done.stdout
     left = operator.kubectl("-n", "kube-system", "get", "deployments,secrets,clusterroles", "-o", "name")
     assert "autoscaler" not in left
-    operator.gpunodes("power", "gpu-2", "on", "--yes")
-    until("gpu-2 responds", lambda: operator.lab("ssh", "gpu-2", "true").returncode == 0)
+    done = operator.gpunodes("power", "gpu-2", "on", "--wait", "--yes")
+    assert "gpu-2: its node is ready" in done.stdout
+
+
+def test_a_machine_whose_certificate_has_ended_is_joined_again(operator: Operator) -> None:
+    """As if it had been off for more than a year."""
+    ended = node_certificates.pem("gpu-2", days=-1)
+    pem = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+    operator.ssh("gpu-2", f"systemctl stop kubelet && rm {pem} && cat >{pem} <<'END'\n{ended}END")
     operator.gpunodes("join", "gpu-2", "--driver", "580")
-    assert "gpu-2" in nodes(operator)
+    assert "True" in operator.kubectl(
+        "get", "node", "gpu-2", "-o", "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+    )
 
 
 def test_no_password_leaks(operator: Operator) -> None:

@@ -95,7 +95,7 @@ def test_a_system_that_no_row_knows_is_refused_or_treated_as_the_nearest(operato
         {"gpunodes_unsupported_os": True, "gpunodes_runtime": "docker"},
     )
     found = operator.document("preflight", "worker-1", code=None)["findings"]
-    assert any("is treated as Debian 13" in finding["found"] for finding in found)
+    assert any("is treated as Debian 13" in finding["fact"] for finding in found)
 
 
 def test_a_disk_that_fills_up_is_the_first_cause(operator: Operator) -> None:

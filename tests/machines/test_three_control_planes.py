@@ -1,4 +1,4 @@
-"""Three control planes come up, the leader leaves and joins again, a dead one is removed through another.
+"""Three control planes come up, the leader leaves and joins again, a dead one is removed through another, a restore.
 
 The lab gives them a virtual address, and lets them elect leaders.
 """
@@ -6,7 +6,7 @@ The lab gives them a virtual address, and lets them elect leaders.
 from __future__ import annotations
 
 from .conftest import BARE, LabSpec, Operator, lines, search_for_secrets
-from .etcd_members import CONTROLS, FIRST, KUBECTL, SECOND, THIRD, leader, leftovers, voters
+from .etcd_members import CONTROLS, FIRST, KUBECTL, SECOND, THIRD, leader, leftovers, regroup, voters
 
 LAB = LabSpec("debian13", workers=0, control_planes=3)
 
@@ -43,6 +43,21 @@ def test_a_dead_one_is_removed_through_another(operator: Operator) -> None:
     operator.gpunodes("remove", "--yes", THIRD, "--dead")
     assert voters(operator) == {FIRST, SECOND}
     assert f"node/{THIRD}" not in lines(operator.ssh(FIRST, f"{KUBECTL} get nodes --output name"))
+
+
+def test_a_restore_leaves_one_and_the_other_joins_again(operator: Operator) -> None:
+    regroup(operator, FIRST, SECOND)
+    operator.kubectl("create", "configmap", "kept")
+    operator.gpunodes("etcd", "backup", "--output", "two.tar")
+    operator.kubectl("delete", "configmap", "kept")
+    done = operator.gpunodes("etcd", "restore", "two.tar", "--yes")
+    assert f"gpunodes reset {SECOND} && gpunodes join {SECOND}" in " ".join((done.stdout + done.stderr).split())
+    assert voters(operator) == {FIRST}
+    operator.gpunodes("reset", SECOND, "--yes")
+    assert lines(operator.ssh(SECOND, BARE)) == operator.bare[SECOND]
+    operator.gpunodes("join", SECOND)
+    assert voters(operator) == {FIRST, SECOND}
+    operator.kubectl("get", "configmap", "kept")
 
 
 def test_no_secret_leaks(operator: Operator) -> None:

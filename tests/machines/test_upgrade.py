@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import time
-from typing import Any
 
+from . import web
 from .conftest import BARE, LONG, LabSpec, Operator, lines
 
 # Pods move to the control plane while the worker is drained.
@@ -19,13 +19,6 @@ LAB = LabSpec(
     cluster=("--kubernetes-version", "1.35"),
     settings={"gpunodes_control_plane_schedulable": True},
 )
-IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
-COUNTER = """
-while [ ! -e /run/stop ]; do
-    if curl -sf -m 2 http://$1:8080/ >/dev/null; then echo ok; else echo failed; fi
-    sleep 0.2
-done >/run/requests
-"""
 
 
 def playbook(operator: Operator, *words: str) -> list[str]:
@@ -36,50 +29,6 @@ def playbook(operator: Operator, *words: str) -> list[str]:
 
 def versions(operator: Operator) -> dict[str, str]:
     return {node["name"]: node["version"].rpartition(".")[0] for node in operator.document("status")["nodes"]}
-
-
-def serve(operator: Operator) -> None:
-    """Two pods that answer, of which one must always be there, and a program that counts the answers."""
-    labels = {"app": "web"}
-    container = {
-        "name": "web",
-        "image": IMAGE,
-        "command": ["busybox", "sh", "-c", "echo hello >/tmp/index.html; exec busybox httpd -f -p 8080 -h /tmp"],
-        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
-        # A request that began is answered; kube-proxy forgets the pod meanwhile.
-        "lifecycle": {"preStop": {"exec": {"command": ["busybox", "sleep", "10"]}}},
-    }
-    template = {
-        "metadata": {"labels": labels},
-        "spec": {"containers": [container], "terminationGracePeriodSeconds": 15},
-    }
-    objects: list[dict[str, Any]] = [
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "web"},
-            "spec": {"replicas": 2, "selector": {"matchLabels": labels}, "template": template},
-        },
-        {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": {"name": "web"},
-            "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}},
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "web"},
-            "spec": {"selector": labels, "ports": [{"port": 8080}]},
-        },
-    ]
-    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
-    operator.ssh("control-1", f"cat >/run/web.json <<'END'\n{document}\nEND")
-    operator.kubectl("apply", "-f", "/run/web.json")
-    operator.kubectl("rollout", "status", "deployment/web", "--timeout=300s")
-    address = operator.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}").strip()
-    operator.ssh("control-1", f"cat >/run/count.sh <<'END'\n{COUNTER}\nEND")
-    operator.ssh("control-1", f"systemd-run --unit=counter --collect sh /run/count.sh {address}")
 
 
 def test_the_plan_names_the_order_and_changes_nothing(operator: Operator) -> None:
@@ -112,7 +61,7 @@ def test_a_removed_gate_is_refused(operator: Operator) -> None:
 
 
 def test_a_killed_upgrade_of_the_control_plane_is_continued(operator: Operator) -> None:
-    serve(operator)
+    web.serve(operator)
     operator.gpunodes(*playbook(operator, "--tags", "prepare"))
     assert operator.ssh("worker-1", "kubelet --version").startswith("Kubernetes v1.35")
     words = playbook(operator, "--tags", "apply", "-e", '{"upgrade_parts": ["control_plane"]}')
@@ -142,8 +91,7 @@ def test_the_kubelets_follow_one_by_one(operator: Operator) -> None:
         operator.kubectl("uncordon", machine)
     assert set(versions(operator).values()) == {"v1.36"}
     operator.gpunodes(*playbook(operator, "--tags", "addons", "--limit", "control-1"))
-    operator.ssh("control-1", "touch /run/stop; sleep 3")
-    answers = lines(operator.ssh("control-1", "cat /run/requests"))
+    answers = web.answers(operator)
     assert len(answers) > 100
     assert answers.count("failed") / len(answers) < 0.05, "the Service was away"
 

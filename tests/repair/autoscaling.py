@@ -20,6 +20,7 @@ from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn
 from gpunodes.autoscale.proof import NAMESPACE
 from gpunodes.autoscale.server import PowerServer
+from gpunodes.autoscale.state import Kubelet
 from gpunodes.autoscale.store import POOL_LABEL, Store
 from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.session import Session
@@ -71,6 +72,9 @@ class SimulatedMachines:
 
     def state(self, name: str) -> PowerState:
         return PowerState.ON if name in self.on else PowerState.OFF
+
+    def kubelet(self, name: str) -> Kubelet:
+        return Kubelet.DOWN if name in self.dead else Kubelet.RUNS
 
     def switch_on(self, name: str, *, again: bool) -> None:
         if name in self.refuses:

@@ -30,7 +30,11 @@ def main(kubeconfig: str, command: str, *names: str) -> None:
     machines = [Machine(name, name, Role.CONTROL_PLANE if name.startswith("c") else Role.WORKER) for name in names]
     control = Machine("c0", "c0", Role.CONTROL_PLANE)
     inventory: Any = SimpleNamespace(
-        control_planes=lambda: [control], connection=lambda _: {}, machines=lambda *_: machines, cluster="simulated"
+        kubeconfig=None,
+        control_planes=lambda: [control],
+        connection=lambda _: {},
+        machines=lambda *_: machines,
+        cluster="simulated",
     )
     began = time.monotonic()
     try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from gpunodes.ansible.module_utils import kubeconfig
@@ -40,7 +43,11 @@ def titles(name: str) -> set[str]:
 
 def strict(server: ApiServer, name: str) -> None:
     """Each object is valid: a field that its kind does not have is an error."""
-    kinds = {"StorageClass": "storageclasses", "NetworkPolicy": "networkpolicies"}
+    kinds = {
+        "StorageClass": "storageclasses",
+        "NetworkPolicy": "networkpolicies",
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    }
     for each in rendered(name):
         base = f"/{'apis' if '/' in each['apiVersion'] else 'api'}/{each['apiVersion']}"
         space = f"/namespaces/{each['metadata']['namespace']}" if "namespace" in each["metadata"] else ""
@@ -144,6 +151,60 @@ def test_metrics_in_a_claim_of_the_user_stay(server: ApiServer) -> None:
     assert set(down("network-policy")) == titles("network-policy")
     for space in ("gpunodes-monitoring", "gpunodes-node-exporter"):
         finish(server, space)
+
+
+def service(**changes: Any) -> dict[str, Any]:
+    spec = {"type": "LoadBalancer", "ports": [{"port": 80}], **changes.pop("spec", {})}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", **changes}, "spec": spec}
+
+
+def refused_by(server: ApiServer, path: str, given: Any) -> str:
+    """Why the API server does not accept an object, "" if it does."""
+    try:
+        server.call("POST", f"{path}?dryRun=All", given)
+    except HTTPError as error:
+        return error.read().decode()
+    return ""
+
+
+def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> None:
+    """kube-vip would answer for any address of an annotation: the gateway's, or that of another machine."""
+    up("load-balancer")
+    services = "/api/v1/namespaces/default/services"
+    asked = "kube-vip.io/loadbalancerIPs"
+    other = service(annotations={asked: "10.0.0.1"})
+    deadline = time.monotonic() + 30
+    while not (refusal := refused_by(server, services, other)):  # a policy takes effect some time after it was made
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert "not among gpunodes_load_balancer_addresses" in refusal
+    for allowed in (
+        service(),
+        service(annotations={asked: "10.0.0.201, 10.0.0.210", "example.org/x": "y"}),
+        service(spec={"loadBalancerIP": "10.0.0.203"}),
+        service(annotations={"kube-vip.io/vipHost": "w1"}),
+    ):
+        assert not refused_by(server, services, allowed)
+    for refused in (
+        service(annotations={asked: "10.0.0.200,10.0.0.1"}),
+        service(annotations={asked: "gateway.example"}),
+        service(annotations={asked: "0.0.0.0"}),  # noqa: S104 - an address by DHCP
+        service(annotations={asked: "fd00::1"}),
+        service(spec={"loadBalancerIP": "10.0.0.204"}),
+        service(annotations={"kube-vip.io/egress": "true"}),
+        # It becomes a load balancer later.
+        service(annotations={"kube-vip.io/serviceInterface": "eth1"}, spec={"type": "ClusterIP"}),
+    ):
+        assert "ValidatingAdmissionPolicy 'gpunodes-load-balancer'" in refused_by(server, services, refused)
+    server.call("POST", services, service())
+    change = {"metadata": {"annotations": {asked: "10.0.0.9"}}}
+    with pytest.raises(HTTPError):
+        server.call("PATCH", f"{services}/web", change, "application/merge-patch+json")
+    with pytest.raises(MachineProblem, match=r"there are Services of type LoadBalancer \(web\)"):
+        down("load-balancer")
+    server.call("DELETE", f"{services}/web")
+    assert set(down("load-balancer")) == titles("load-balancer")
+    finish(server, "kube-vip")
 
 
 def test_enforcement_stays_while_there_are_network_policies(server: ApiServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,16 +49,28 @@ def test_stand_in_control_planes_are_tried_in_turn_by_plain_ansible(fleet: Machi
     assert "control-3/cluster_info" not in fleet.asked
 
 
-def test_a_stand_in_control_plane_with_garbage_or_without_a_cluster_is_passed_over(fleet: Machines) -> None:
-    for answer in ({"cluster": None}, {"cluster": {"version": "{{ 1 }}"}}, {"failed": True, "msg": "{{ 1 }}"}, {}):
-        (fleet.folder / "asked").unlink(missing_ok=True)
-        fleet.answer("control-2", "cluster_info", answer)
-        done = played(fleet, "status.yml")
-        assert done.returncode == 0, done.stdout
-        assert [line for line in fleet.asked if line not in DRIFT] == [
-            "control-2/cluster_info",
-            *["control-3/cluster_info", "control-3/cluster_info", "control-3/etcd_members"],
-        ]
+def test_a_stand_in_control_plane_with_garbage_or_without_a_cluster_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"cluster": None},
+        {"cluster": {"version": "{{ 1 }}"}},
+        {"failed": True, "msg": "{{ 1 }}"},
+        {},
+    ]
+    *others, last = names = [f"control-{number}" for number in range(1, len(wrong) + 2)]
+    fleet = machines(tmp_path, {"control_plane": names}, {})
+    for name, value in fleet.environment.items():
+        monkeypatch.setenv(name, value)
+    for name, answer in zip(others, wrong, strict=True):
+        fleet.answer(name, "cluster_info", answer)
+    fleet.answer(last, "cluster_info", CLUSTER)
+    done = played(fleet, "status.yml")
+    assert done.returncode == 0, done.stdout
+    assert [line for line in fleet.asked if not line.endswith("/control_plane_drift")] == [
+        *(f"{name}/cluster_info" for name in names),
+        *[f"{last}/cluster_info", f"{last}/etcd_members"],
+    ]
 
 
 def test_a_stand_in_control_plane_that_the_command_line_chose_is_used_without_trying_others(fleet: Machines) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.hostile import ATTACKS, Machines, cluster_report, machine_report, machines
 from tests.trust.test_walk import playbook
 
-NOTHING: dict[str, Any] = {"packages": [], "kernels": [], "kept_back": [], "reboot": []}
+NOTHING: dict[str, Any] = {"packages": [], "kernels": [], "kept_back": [], "held": [], "reboot": []}
 DRIVER = {"module": "580.65.06", "loaded": True, "origin": "nvidia-repository", "packages": {}, "flavour": "open"}
 
 
@@ -35,13 +35,25 @@ def asked(made: Machines) -> set[str]:
     return {line.partition("/")[2] for line in made.asked if line.startswith("worker-1/")} - {"host_facts"}
 
 
-@pytest.mark.parametrize("attack", ATTACKS[:3])
-def test_hostile_pending_packages_of_a_stand_in_machine_stop_its_upgrade(fleet: Machines, attack: str) -> None:
-    fleet.answer("worker-1", "os_pending", {"os_pending": {**NOTHING, "kernels": [attack]}})
-    output = stage(fleet, "os_upgrade.yml", "prepare")
-    assert "worker-1: of its pending upgrades, " in output
-    assert asked(fleet) == {"os_pending"}
-    assert not fleet.ran
+def test_hostile_pending_packages_of_stand_in_machines_stop_their_upgrades(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"control-1": 1} | {f"worker-{number}": number + 1 for number in range(1, len(ATTACKS) + 1)}
+    made = machines(tmp_path, {"control_plane": ["control-1"], "workers": list(names)[1:]}, {})
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    made.answer("control-1", "cluster_info", {"cluster": cluster_report(names)})
+    for attack, (name, number) in zip(ATTACKS, list(names.items())[1:], strict=True):
+        made.answer(name, "host_facts", {"host_facts": machine_report(name, number)})
+        made.answer(name, "os_pending", {"os_pending": {**NOTHING, "kernels": [attack]}})
+    output = " ".join(playbook(made, "os_upgrade.yml", "--limit", "workers", "--tags", "prepare").split())
+    for name in list(names)[1:]:
+        assert f"{name}: of its pending upgrades, " in output
+        assert {line for line in made.asked if line.startswith(f"{name}/")} == {
+            f"{name}/host_facts",
+            f"{name}/os_pending",
+        }
+    assert not made.ran
 
 
 def test_the_stages_of_a_stand_in_machine_send_their_modules(fleet: Machines) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,13 @@ from tests.trust.test_scans import WALKED
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS = sorted(path.name for path in (ROOT / "playbooks").glob("*.yml"))
-NUMBERS = {"control-1": 1, "worker-1": 2, "worker-2": 3}
+MACHINES = ("control-1", "worker-1", "worker-2")
+"""The machines of most inventories."""
+NODES = ("control-1", "worker-2")
+NUMBERS = {name: number for number, name in enumerate((*MACHINES, *(f"worker-{more}" for more in range(3, 7))), 1)}
 GROUPS = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-2"], "storage": ["worker-2"]}
 SHARES = {"gpunodes_storage": [{"name": "training", "path": "/srv/training", "size": "1Gi"}]}
+REGISTRY = {"address": "10.96.0.15:5000", "ca": "-----BEGIN CERTIFICATE-----\nQUJD\n-----END CERTIFICATE-----\n"}
 SETTINGS = {"gpunodes_gpu_reboot": False, "gpunodes_cuda_versions": ["13.0"]}
 SHOWN = ATTACKS[1]
 PENDING = ["node", "containerd", "kubernetes", "docker", "cri_dockerd", "gpu_driver", "cuda", "container_toolkit"]
@@ -77,12 +81,12 @@ LEVEL = {"level": "kubelet", "state": "failed", "fact": "none", "wanted": "one",
 
 
 def report(name: str, shown: str = SHOWN) -> dict[str, Any]:
-    """A machine's valid report: only its free text is hostile. worker-1 is in no cluster."""
+    """A machine's valid report: only its free text is hostile. Those that are not among NODES are in no cluster."""
     made = machine_report(name, NUMBERS[name], swap=list(ATTACKS))
     made |= {"product_uuid": name + ATTACKS[0], "machine_id": name + ATTACKS[1]}
     made["os"]["name"] = shown
     made["sources"] = [{"name": ATTACKS[1], "url": ATTACKS[2], "ok": True, "error": ATTACKS[3]}]
-    if name != "worker-1":
+    if name in NODES:
         role = "control_plane" if name == "control-1" else "worker"
         made["kubernetes"] = {"role": role, "ca_hash": PIN, "server": ATTACKS[1]}
     return made
@@ -109,8 +113,8 @@ def drift(shown: str = SHOWN) -> dict[str, Any]:
     return {"managed": True, "problem": "", "unverified": True, "left_out": 1, "differences": [one]}
 
 
-def cluster(shown: str = SHOWN) -> dict[str, Any]:
-    made = cluster_report({name: NUMBERS[name] for name in ("control-1", "worker-2")})
+def cluster(shown: str = SHOWN, names: Sequence[str] = NODES) -> dict[str, Any]:
+    made = cluster_report({name: NUMBERS[name] for name in names})
     made["certificates"] = certificates(shown)
     for node in made["nodes"]:
         node |= {"ready": False, "reason": shown, "product_uuid": node["name"] + ATTACKS[0], "machine_id": ATTACKS[1]}
@@ -129,6 +133,7 @@ UPGRADE: dict[str, Any] = {
     "kubelet_arguments": [],
     "joined": True,
     "unfinished": False,
+    "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
     "cluster": None,
 }
 """A result of upgrade_facts, without its free text."""
@@ -168,7 +173,9 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "join_token": {"token": ATTACKS[1]},
         "addon_pending": {"addons": [{**ADDON, "changes": [shown], "behind": [shown]}]},
         "runtime_pending": {"runtime_pending": {"packages": [], "changes": [shown]}},
-        "upgrade_facts": {"upgrade_facts": {**UPGRADE, "unread": shown}},
+        "upgrade_facts": {
+            "upgrade_facts": {**UPGRADE, "unread": shown, "fetched": {**UPGRADE["fetched"], "unasked": shown}}
+        },
         "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},
         "node_pools": {"nodes": list(ATTACKS)},
@@ -206,6 +213,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     return make(tmp_path, monkeypatch)
 
 
+TWO = {"control_plane": ["control-1"], "workers": ["worker-1", "worker-3"]}
+"""Two machines that are in no cluster, and a cluster."""
 HOSTS = {"gpu_hosts": ["worker-1", "worker-2"]}
 """An inventory without a cluster."""
 # Each playbook's modules for GPU hosts.
@@ -304,6 +313,13 @@ def playbook(made: Machines, name: str, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+def reason(output: str, name: str) -> str:
+    """Why a machine failed, in one line."""
+    failed = re.findall(rf"^fatal: \[{name}[]\s].*?=> (.*(?:\n .*)*)", output, re.MULTILINE)
+    assert failed, output
+    return " ".join(" ".join(failed).split())
+
+
 def modules(made: Machines) -> set[str]:
     """The modules that were sent to any machine."""
     return {line.partition("/")[2] for line in made.asked}
@@ -343,6 +359,8 @@ WALKS = {
     "prepare.yml": (2, "host_facts"),
     "prepare_facts.yml": (0, "host_facts"),
     "registration.yml": (0, _FACTS + "host_diff node_pools"),
+    "registry_down.yml": (0, "cluster_info host"),
+    "registry_up.yml": (0, _FACTS + "host"),
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
     "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
@@ -369,6 +387,7 @@ def test_a_playbook_with_stand_in_machines_whose_text_is_hostile(fleet: Machines
     """Plain ansible-playbook runs to its end, and renders no text of a machine as a template."""
     code, asked = WALKS[name]
     more = {"endpoint_set.yml": "wiring_new_endpoint=10.0.0.10:6443", "autoscale.yml": "autoscaler_state=absent"}
+    more |= {f"registry_{each}.yml": json.dumps({"wiring_given_registry": REGISTRY}) for each in ("up", "down")}
     more |= {each: json.dumps(SHARES) for each in WALKS if each.startswith("storage_")}
     given = ["-e", more[name]] if name in more else []
     speak(fleet, ATTACKS[number % len(ATTACKS)])
@@ -475,16 +494,47 @@ def test_a_stand_in_machine_without_gpus_gets_the_expected_ones(
     assert modules(fleet) == {"host_facts", "host_diff", "host", "prepared"}
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-def test_a_stand_in_machine_that_asks_for_a_reboot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: bool
-) -> None:
+def test_stand_in_machines_that_ask_for_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ansible does not reboot a machine of the connection `local`: the play ends there."""
-    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_reboot=allowed)
-    fleet.answer("worker-1", "host", {**answers("worker-1")["host"], "reboot": "".join(ATTACKS)})
-    output = playbook(fleet, "join.yml", "--limit", "worker-1")
+    fleet = make(tmp_path, monkeypatch, TWO)
+    for name, allowed in (("worker-1", False), ("worker-3", True)):
+        fleet.vary(name, gpunodes_gpu_reboot=allowed)
+        fleet.answer(name, "host", {**answers(name)["host"], "reboot": "".join(ATTACKS)})
+    output = playbook(fleet, "join.yml", "--limit", "workers")
     check(fleet, output)
-    assert ("would reboot the control node" if allowed else "a reboot is required") in output
+    assert "a reboot is required" in reason(output, "worker-1")
+    assert "would reboot the control node" in reason(output, "worker-3")
+
+
+def test_the_gpus_of_stand_in_machines_are_sliced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a node only while it is drained."""
+    sharing = {"mode": "mig", "profiles": {"1g.10gb": 7}}
+    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_sharing=sharing)
+    for name in ("worker-1", "worker-2"):
+        sliced = {**answers(name)["host"], "differs": True, "reboot": "".join(ATTACKS)}
+        fleet.answer(name, "gpu_mig", sliced)
+        own = report(name)
+        own["gpu"]["functions"][0]["device"] = "2330"
+        fleet.answer(name, "host_facts", {"host_facts": own})
+    output = playbook(fleet, "join.yml", "--limit", "workers")
+    check(fleet, output)
+    assert "a reboot is required" in reason(output, "worker-1")
+    assert "takes pods" in reason(output, "worker-2")
+    assert [fleet.asked.count(f"{name}/gpu_mig") for name in ("worker-1", "worker-2")] == [2, 1]
+
+
+def test_pods_leave_before_another_program_serves_the_gpus_of_a_stand_in_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = make(tmp_path, monkeypatch, gpunodes_gpu_serving="dra")
+    made = cluster()
+    for node in made["nodes"]:
+        node["gpus"] = 1
+    fleet.answer("control-1", "cluster_info", {"cluster": made})
+    output = playbook(fleet, "join.yml", "--limit", "worker-2")
+    check(fleet, output)
+    assert fleet.asked.count("control-1/gpu_idle") == 1, output
+    assert "control-1/kube_objects" in fleet.asked
 
 
 @pytest.mark.parametrize("name", ["facts.yml", "gpu_verify.yml", "health.yml", "join.yml", "remove.yml", "status.yml"])
@@ -588,7 +638,8 @@ def test_a_stand_in_machine_with_ansible_s_reserved_keys_ends_no_run(fleet: Mach
     check(fleet, output)
     assert "PLAY RECAP" in output, output
     recap = output.partition("PLAY RECAP")[2]
-    assert {name for name in NUMBERS if re.search(rf"^{name} .* unreachable=0 ", recap, re.MULTILINE)} == set(NUMBERS)
+    reached = {name for name in NUMBERS if re.search(rf"^{name} .* unreachable=0 ", recap, re.MULTILINE)}
+    assert reached == set(MACHINES)
     assert re.search("^control-1 .* failed=0 ", recap, re.MULTILINE)
 
 
@@ -632,15 +683,15 @@ def test_an_invalid_cluster_report_is_refused_whatever_else_the_stand_in_reports
 @pytest.mark.parametrize("name", ["init_master.yml", "join.yml", "up.yml", "gpu_install.yml"])
 def test_a_run_with_known_facts_of_its_stand_in_machines(fleet: Machines, tmp_path: Path, name: str) -> None:
     """As the commands do it: the facts of preflight enter the following play."""
-    facts = {machine: report(machine) for machine in NUMBERS}
+    facts = {machine: report(machine) for machine in MACHINES}
     known = {} if name == "init_master.yml" else cluster()
     seen: list[Event] = []
-    play = runner.Play(name, Inventory(fleet.inventory), list(NUMBERS), ["preflight"], facts=facts, cluster=known)
+    play = runner.Play(name, Inventory(fleet.inventory), MACHINES, ["preflight"], facts=facts, cluster=known)
     (tmp_path / "run").mkdir()
     ended = runner.run(play, tmp_path / "run", seen.append)
     check(fleet, ended.log.read_text())
     assert modules(fleet) == set(WALKS[name][1].split()) - {"host_facts", "cluster_info"}
-    assert {event.machine for event in seen} <= set(NUMBERS)
+    assert {event.machine for event in seen} <= set(MACHINES)
 
 
 def test_a_cluster_of_thousands_of_stand_in_nodes_is_read_whole(fleet: Machines, tmp_path: Path) -> None:
@@ -697,6 +748,7 @@ def test_a_command_with_stand_in_machines_whose_text_is_hostile(fleet: Machines,
 
 # Those that reach machines without Ansible are in test_scans.py.
 ELSEWHERE = {
+    "adopt": "tests/unit/planner/test_adoption.py has hostile clusters; its machines are read as by preflight",
     "ports": "it contacts no machine",
     "kubeconfig": "tests/unit/operations: a control plane's kubeconfig is parsed there, and users are hostile",
     "completion": "it contacts no machine",
@@ -724,6 +776,11 @@ ELSEWHERE = {
     "registry list": "tests/unit/operations/test_registries.py: what stands in the cluster is hostile there",
     "registry login": "as registry list",
     "registry logout": "as registry list",
+    "registry up": "its playbook is walked above; test_registry_commands.py has a hostile cluster",
+    "registry status": "as registry up",
+    "registry open": "as registry up",
+    "registry verify": "as registry up; tests/unit/engine/test_registry_client.py has a hostile registry",
+    "registry down": "as registry up",
     "rollout apply": "its playbooks are walked above; tests/unit/operations/test_drift.py has hostile reports",
     "rollout abandon": "tests/unit/operations/test_rolling_resume.py: what stands in the cluster is hostile there",
     "rollout resume": "as rollout abandon",
@@ -761,15 +818,28 @@ def test_every_command_is_walked() -> None:
     assert everything - walked == set(ELSEWHERE)
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
-def test_each_attack_is_shown_as_one_line(fleet: Machines, attack: str) -> None:
-    """In the name of a machine's system and in the reason why its node is not ready."""
-    speak(fleet, attack)
-    words = printable(attack).strip()
+def test_each_attack_is_shown_as_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the name of a machine's system, and in the reason why its node is not ready; each has another attack."""
+    attacks = dict(zip(NUMBERS, ATTACKS, strict=True))
+    fleet = make(tmp_path, monkeypatch, {"control_plane": ["control-1"], "workers": list(NUMBERS)[1:]})
+    known = cluster()
+    known["nodes"] = [cluster(attack, list(NUMBERS))["nodes"][place] for place, attack in enumerate(ATTACKS)]
+    assert {node["name"]: node["reason"] for node in known["nodes"]} == attacks
+    known["certificates"] = [each for attack in ATTACKS for each in certificates(attack)]
+    differences = [each for attack in ATTACKS for each in drift(attack)["differences"]]
+    for name, attack in attacks.items():
+        own = answers(name, attack)
+        own["cluster_info"]["cluster"] = known
+        own["certificate_ends"]["certificates"] = known["certificates"]
+        own["control_plane_drift"]["control_plane_drift"]["differences"] = differences
+        own["etcd_members"]["etcd"]["problem"] = "".join(ATTACKS)
+        for module, answer in own.items():
+            fleet.answer(name, module, answer)
     for command in ("preflight", "status"):
         done = gpunodes(fleet, command)
         check(fleet, done.stdout + done.stderr)
-        assert words in done.stdout + done.stderr
+        for attack in ATTACKS:
+            assert printable(attack).strip() in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "gpu verify", "join worker-1 --dry-run"])

@@ -16,7 +16,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from gpunodes.ansible.filter import general as filters
 from gpunodes.errors import WrongInput
-from gpunodes.planner import addons
+from gpunodes.planner import addons, load_balancer
 
 ROLE = Path(__file__).parents[2] / "roles" / "addon"
 TEMPLATES = sorted(path.name.removesuffix(".yml.j2") for path in (ROLE / "templates").iterdir())
@@ -29,8 +29,12 @@ GOOD = {
     "gpunodes_monitoring_targets": ["10.0.0.1:9836"],
     "gpunodes_monitoring_alertmanagers": [],
     "gpunodes_monitoring_grafana": True,
+    "gpunodes_pod_subnet": "10.244.0.0/16",
+    "gpunodes_service_subnet": "10.96.0.0/12",
+    "gpunodes_control_plane_vip": "10.0.0.10",
+    "gpunodes_load_balancer_addresses": ["10.0.0.200-10.0.0.203", "10.0.0.210"],
 }
-MACHINE_ACCESS = {"network-policy", "dcgm-exporter"}
+MACHINE_ACCESS = {"network-policy", "dcgm-exporter", "load-balancer"}
 """Add-ons that work on the machines themselves, as root."""
 FILES = {"rules": "rules.yml", "scrape": "scrape.yml", "kubelets": "kubelets.yml", "dashboard": "dashboard.json"}
 """Variables of the role that are files of monitoring."""
@@ -67,7 +71,7 @@ def test_each_row_has_a_template_or_a_manifest() -> None:
         assert each.licence
         assert each.run in {"seen", "real API server only", "not run"}
         assert each.run == "seen" or each.why
-        assert set(each.requires) | set(each.options) <= set(GOOD)
+        assert set(each.requires) | set(each.settings) <= set(GOOD)
 
 
 def test_how_to_get_a_publisher_s_file_is_an_address_or_a_command() -> None:
@@ -203,6 +207,46 @@ def test_a_new_configuration_starts_prometheus_again() -> None:
 
     assert noted() == noted()
     assert noted() != noted(gpunodes_monitoring_targets=["10.0.0.2:9836"])
+
+
+def test_a_load_balancer_gets_addresses_that_nobody_has() -> None:
+    addon = addons.chosen("load-balancer")
+    [config] = [each for each in rendered("load-balancer") if each["kind"] == "ConfigMap"]
+    assert config["data"] == {"cidr-global": "10.0.0.200/30,10.0.0.210/32"}
+    assert addons.refusal(addon, GOOD, ["10.0.0.1", "fd00::1", "w1.example"]) is None
+    for given, cluster, words in (
+        ([], [], "needs the setting gpunodes_load_balancer_addresses, which is empty"),
+        (["10.0.0.200-10.0.0.250"], ["10.0.0.1", "10.0.0.233"], "contains 10.0.0.233, which the cluster itself has"),
+        (["10.0.0.8/29"], [], "contains 10.0.0.10,"),
+        (["10.97.0.0/28"], [], "contains 10.96.0.0/12,"),
+        (["10.0.0.0/8"], [], "is ['10.0.0.0/8']; wanted: IPv4 addresses"),
+    ):
+        refused = addons.refusal(addon, {**GOOD, "gpunodes_load_balancer_addresses": given}, cluster)
+        assert words in str(refused)
+        answer = filters.addon("load-balancer", {}, {**GOOD, "gpunodes_load_balancer_addresses": given}, cluster)
+        assert (answer["problem"], answer["settings"]) == (str(refused), {})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "10.0.0.1",
+        ["10.0.0.9-10.0.0.1"],
+        ["10.0.0.1/24"],
+        ["x"],
+        ["::1"],
+        ["0.0.0.0"],  # noqa: S104 - nothing is bound to it
+        ["127.0.0.1"],
+        ["224.0.0.1"],
+        ["10.0.0.0/21"],
+        [{}],
+        ["10.0.0.1'].exists(x, true) || ['"],
+    ],
+)
+def test_other_addresses_are_refused(given: Any) -> None:
+    assert not load_balancer.is_valid(given)
+    with pytest.raises(ValueError, match=r".+"):
+        load_balancer.blocks(given)
 
 
 def test_settings_replace_images() -> None:

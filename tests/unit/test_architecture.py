@@ -10,6 +10,7 @@ docs/architecture.md has the reasons.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -69,21 +70,24 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
     """All modules that a file imports, anywhere in its code, by absolute dotted name.
 
-    ``from package import name`` yields ``package.name``, which may be a module or a name of the module ``package``.
+    ``from package import name`` gives ``package.name``, which may be a module or a name of the module ``package``.
     """
+    found: list[str] = []
     package = name_of(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return tuple(found)
 
 
 def part(name: str) -> str | None:

@@ -54,6 +54,19 @@ def test_the_ca_is_kept_by_the_key() -> None:
     assert (state_home() / "clusters.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_cluster_that_a_kubeconfig_led_to_stays_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {gpu-1: }}\n")
+    key = Inventory(path).cluster
+    assert clusters.confirm(key, "uid-1")
+    assert clusters.confirm(key, "uid-1")
+    assert not clusters.confirm(key, "uid-2")
+    assert clusters.confirm("another", "uid-2")
+    assert clusters.ca(key) == ""
+    assert clusters.key(["10.0.0.1", "10.0.0.2"]) == "10.0.0.1"
+    assert not clusters.confirm(key, "uid-2")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"clusters": [{"key": 5}]}', "\x00"])
 def test_a_file_that_is_not_of_gpunodes_is_refused(text: str) -> None:
     (state_home() / "clusters.json").write_text(text)

@@ -256,7 +256,13 @@ def test_phases_of_nodes_do_not_apply_to_hosts(tmp_path: Path) -> None:
     options = running.RunOptions(variables={"gpunodes_runtime": "docker"})
     applicable = running._applicable(gpu_install.OPERATION, found, hosts, options, [])
     skipped = phases.not_applicable(gpu_install.OPERATION.phases, {"h0", "h1"}, applicable)
-    assert [name for name, names in skipped.items() if names] == ["cuda", "pool", "device_plugin", "gpu_node"]
+    assert [name for name, names in skipped.items() if names] == [
+        "cuda",
+        "gpu_idle",
+        "pool",
+        "device_plugin",
+        "gpu_node",
+    ]
     # By facts: on a machine with Docker its users are still members of the group docker.
     there = facts(gpu={"functions": [], "runtimes": {"docker.io": "26.1"}})
     by_facts = running._by_facts({"h0": there, "h1": facts(gpu={"functions": []})}, {Only.DOCKER: set()})

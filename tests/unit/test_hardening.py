@@ -108,7 +108,7 @@ def plugin() -> dict[str, Any]:
     template = Environment(autoescape=False, trim_blocks=True).from_string(  # noqa: S701 - YAML, no page
         (ROLES / "device_plugin/templates/nvidia.yml.j2").read_text()
     )
-    text = template.render(device_plugin_image="image", device_plugin_replicas=[])
+    text = template.render(device_plugin_image="image", device_plugin_sharing=[])
     [daemon] = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "DaemonSet"]
     pod: dict[str, Any] = daemon["spec"]["template"]["spec"]
     return pod

@@ -15,7 +15,7 @@ from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
 from gpunodes.inventory import Inventory, edit, loader
 from gpunodes.inventory.names import check_address, check_pattern
-from gpunodes.model import Role
+from gpunodes.model import Kubeconfig, Role
 from gpunodes.operations import checked
 from gpunodes.planner import versions
 from gpunodes.views import document
@@ -441,3 +441,54 @@ def test_a_yaml_file_of_a_folder_that_is_no_inventory_is_named(tmp_path: Path) -
     (tmp_path / "site.yml").write_text("- hosts: all\n")
     with pytest.raises(WrongInput, match=r"site\.yml:1: the inventory is a list"):
         Inventory(tmp_path)
+
+
+def test_a_kubeconfig_is_for_inventories_without_control_planes(tmp_path: Path) -> None:
+    """That of the user counts before that of the settings, whose templates are rendered."""
+    path, given = tmp_path / "hosts.yml", "gpunodes_api_kubeconfig: '~/{{ x }}.conf', gpunodes_api_context: c, x: a"
+    path.write_text(f"workers: {{hosts: {{w1: }}, vars: {{{given}}}}}\n")
+    assert Inventory(path).kubeconfig == Kubeconfig(Path.home() / "a.conf", "c")
+    assert Inventory(path, Kubeconfig(Path("b"))).kubeconfig == Kubeconfig(Path("b"))
+    path.write_text(f"control_plane: {{hosts: {{c1: }}}}\nworkers: {{hosts: {{w1: }}}}\nall: {{vars: {{{given}}}}}\n")
+    with pytest.raises(WrongInput, match=r"c1.*leave gpunodes_api_kubeconfig out, or empty the group control_plane"):
+        checked.inventory(path)
+    path.write_text("workers: {hosts: {w1: }, vars: {gpunodes_api_kubeconfig: a.conf}}\n")
+    with pytest.raises(WrongInput, match="wanted: an absolute path, or one that begins with ~/"):
+        checked.inventory(path)
+    path.write_text("workers: {hosts: {w1: }}\n")
+    assert checked.inventory(path).kubeconfig is None
+
+
+@pytest.mark.parametrize("context", ["", "gpunodes_api_context: other"])
+def test_an_inventory_has_one_kubeconfig(tmp_path: Path, context: str) -> None:
+    """Machines of the second cluster would be looked for in the first; GPU hosts have no cluster."""
+    path, given = tmp_path / "hosts.yml", "gpunodes_api_kubeconfig: /a.conf"
+    hosts = f"{{w1: {{{given}}}, w2: {{{given if context else ''}{', ' if context else ''}{context}}}}}"
+    path.write_text(f"workers: {{hosts: {hosts}}}\n")
+    with pytest.raises(WrongInput, match=r"w1 and w2 of .* differ in gpunodes_api_kubeconfig or gpunodes_api_context"):
+        checked.inventory(path)
+    path.write_text(f"workers: {{hosts: {{w1: }}, vars: {{{given}}}}}\ngpu_hosts: {{hosts: {{g1: }}}}\n")
+    assert checked.inventory(path).kubeconfig == Kubeconfig(Path("/a.conf"))
+
+
+def test_a_command_that_needs_control_planes_says_so_of_a_kubeconfig(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("workers: {hosts: {w1: }, vars: {gpunodes_api_kubeconfig: /a.conf}}\n")
+    with pytest.raises(WrongInput, match=r"only the kubeconfig /a\.conf.*--page other-clusters"):
+        checked.inventory(path, checked.Needs.CLUSTER)
+    path.write_text("workers: {hosts: {w1: }}\n")
+    with pytest.raises(WrongInput, match="add it to the inventory"):
+        checked.inventory(path, checked.Needs.CLUSTER)
+
+
+def test_a_share_of_data_that_was_moved_is_refused(tmp_path: Path) -> None:
+    """That of a node which serves no share does not count."""
+    path, share = tmp_path / "hosts.yml", "{name: t, path: /data, size: 1Gi}"
+    given = "{gpunodes_data_directory: /data}"
+    text = "workers: {{hosts: {{w1: {worker}}}}}\nstorage: {{hosts: {{s1: {server}}}}}\n"
+    text += f"all: {{{{vars: {{{{gpunodes_storage: [{share.replace('{', '{{').replace('}', '}}')}]}}}}}}}}\n"
+    path.write_text(text.format(worker="", server=given))
+    with pytest.raises(WrongInput, match=r"has the path '/data' in t, where gpunodes_data_directory has other data"):
+        checked.inventory(path)
+    path.write_text(text.format(worker=given, server=""))
+    assert len(checked.inventory(path).machines()) == 1

@@ -12,14 +12,18 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import yaml
+from gpunodes import settings
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab import mirror
 from gpunodes.lab.mirror import aptrepo, deb, debian, gobuild, images, oci, packages, pin, pins, programs, store
 from gpunodes.lab.mirror.construct import ABOUT
 from gpunodes.lab.mirror.tree import MTIME, TreeEntry, write_tar
+from gpunodes.planner import addons
 
 needs = pytest.mark.skipif(bool(programs.missing_packages()), reason="needs the programs that a mirror is built with")
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGE = deb.DebPackage(
     "example",
     "1.0-1",
@@ -196,12 +200,48 @@ def test_the_image_of_etcd_has_the_programs_of_the_official_one(tmp_path: Path) 
     }
 
 
+def test_the_images_of_extras_are_those_that_clusters_pull() -> None:
+    extras = pins.load().extras
+    mirrored = {f"{each.name}:{each.tag}" for each in extras["addons"]}
+    wanted = {image.partition("/")[2] for addon in addons.optional().values() for image in addon.images.values()}
+    assert mirrored <= wanted
+    [autoscaler] = extras["autoscaler"]
+    assert settings.defaults()["gpunodes_autoscaler_image"].endswith(f"/{autoscaler.name}:{autoscaler.tag}")
+    [training] = extras["training"]
+    overlay = yaml.safe_load((EXAMPLES / "training/overlays/numpy/kustomization.yml").read_text())
+    [image] = overlay["images"]
+    assert (image["newName"].partition("/")[2], image["newTag"]) == (training.name, training.tag)
+
+
 @needs
-def test_the_image_of_the_autoscaler_has_its_release_as_tag(tmp_path: Path) -> None:
-    (tmp_path / "cluster-autoscaler").write_bytes(b"program")
-    images.autoscaler(oci.Registry(tmp_path, "amd64"), pins.load(), {"cluster-autoscaler": tmp_path})
-    folder = tmp_path / "v2" / "autoscaling" / "cluster-autoscaler"
-    assert (folder / "manifests" / "v1.33.0").is_file()
+@pytest.mark.parametrize("image", pins.load().extras["addons"], ids=lambda image: image.name)
+def test_the_image_of_an_add_on_has_its_programs_where_its_publisher_has_them(
+    tmp_path: Path, image: pins.ExtraImage
+) -> None:
+    assert image.component
+    tools = re.findall(r"^(?:tool |\t)(\S+)$", image.component.modules[0].read_text(), re.MULTILINE)
+    names = {re.sub(r"/v\d+$", "", tool).rpartition("/")[2] for tool in tools if " " not in tool}
+    assert set(image.programs) <= names
+    for name in image.programs:
+        (tmp_path / name).write_bytes(b"program")
+    images.of_component(oci.Registry(tmp_path, "amd64"), image, tmp_path)
+    assert (tmp_path / "v2" / image.name / "manifests" / image.tag).is_file()
+
+
+@needs
+def test_libraries_of_an_image_have_the_links_that_debian_makes_at_their_installation(tmp_path: Path) -> None:
+    archive = tmp_path / PACKAGE.file_name
+    deb.write(PACKAGE, [TreeEntry("/usr/lib/x/blas/libblas.so.3", b""), *ENTRIES], archive)
+    assert {entry.path: entry.link for entry in images.libraries_tree([archive])} == {
+        **dict.fromkeys(entry.path for entry in ENTRIES),
+        "/usr/lib/x/blas/libblas.so.3": None,
+        "/usr/lib/x/libblas.so.3": "blas/libblas.so.3",
+    }
+
+
+def test_the_image_of_the_registry_is_the_one_that_the_setting_names() -> None:
+    image = settings.defaults()["gpunodes_registry_image"]
+    assert image == f"docker.io/library/registry:{pins.load().components['registry'].version}"
 
 
 def test_a_step_that_etcd_requires_is_in_the_mirror_of_that_minor_only() -> None:
@@ -209,6 +249,39 @@ def test_a_step_that_etcd_requires_is_in_the_mirror_of_that_minor_only() -> None
     tags = {name: [tag for _, tag in minor.etcds] for name, minor in pins.load().minors.items()}
     assert tags["1.37"] == ["3.7.0-0", "3.6.16-0"]
     assert tags["1.36"] == ["3.6.8-0"]
+
+
+def test_new_pin_has_at_least_the_libraries_that_it_shares() -> None:
+    old = {
+        "Module": {"Path": "lab/agent"},
+        "Require": [{"Path": "example.org/agent", "Version": "v0.7.0"}],
+        "Tool": [{"Path": "example.org/agent/cmd"}],
+    }
+    libraries = {
+        "Go": "1.26.4",
+        "Require": [
+            {"Path": "example.org/server", "Version": "v0.9.0"},
+            {"Path": "k8s.io/api", "Version": "v0.36.2", "Indirect": True},
+        ],
+    }
+    assert pin.go_mod(pins.Component("agent", "0.7.0"), old, {"Go": "1.9"}, libraries) == (
+        "module lab/agent\n\ngo 1.26.4\n\nrequire example.org/agent v0.7.0\n\n"
+        "require k8s.io/api v0.36.2 // indirect\n\n\ntool example.org/agent/cmd\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "component",
+    [each for each in pins.load().components.values() if each.libraries],
+    ids=lambda component: component.name,
+)
+def test_a_component_shares_the_libraries_that_its_pin_names(component: pins.Component) -> None:
+    own, other = (
+        dict(re.findall(r"^\t(\S+) (v\S+) // indirect$", each.modules[0].read_text(), re.MULTILINE))
+        for each in (component, pins.load().components[component.libraries])
+    )
+    differ = {path for path in own.keys() & other.keys() if own[path] != other[path]}
+    assert not {path for path in differ if path.startswith(("k8s.io/", "sigs.k8s.io/", "golang.org/"))}
 
 
 def test_new_pin_has_all_modules_of_a_release_and_no_indirect_one() -> None:
@@ -272,12 +345,12 @@ def test_all_missing_programs_are_reported_at_once(monkeypatch: pytest.MonkeyPat
     assert caught.value.problem.remedy == "apt-get install gpg libseccomp-dev zstd"
 
 
-@pytest.mark.parametrize(("minors", "suites"), [(["1.99"], ["trixie"]), (["1.36"], ["sid"])])
-def test_unknown_minors_and_suites_are_refused_before_any_change(
-    tmp_path: Path, minors: list[str], suites: list[str]
+@pytest.mark.parametrize("wrong", [{"minors": ["1.99"]}, {"suites": ["sid"]}, {"extras": ["addon"]}], ids=str)
+def test_unknown_minors_suites_and_extras_are_refused_before_any_change(
+    tmp_path: Path, wrong: dict[str, list[str]]
 ) -> None:
     with pytest.raises(WrongInput, match="known:"):
-        mirror.build(tmp_path, minors=minors, suites=suites, progress=pytest.fail)
+        mirror.build(tmp_path, progress=pytest.fail, **{"minors": ["1.36"], "suites": ["trixie"], **wrong})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,6 +369,7 @@ def test_settings_point_at_the_mirror(tmp_path: Path) -> None:
         "gpunodes_image_mirrors": {
             "docker.io": "http://mirror.lab",
             "ghcr.io": "http://mirror.lab",
+            "quay.io": "http://mirror.lab",
             "registry.k8s.io": "http://mirror.lab",
         },
     }

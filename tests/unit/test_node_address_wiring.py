@@ -124,3 +124,42 @@ def test_odd_addresses_identify_nothing(addresses: object) -> None:
     assert reported("gpu-1", "10.0.0.1", {"addresses": addresses}).addresses == ("10.0.0.1",)
     many = [f"10.0.{number // 250}.{number % 250}" for number in range(5000)]
     assert len(reported("gpu-1", "a", {"addresses": many}).addresses) <= 66
+
+
+def test_a_node_that_is_ready_is_never_joined_anew() -> None:
+    """Whatever the file of its kubelet's certificate says: pods may run there, and a join would reset the machine."""
+    for ready, expected in ((True, [False, True, False]), (False, [True, False, True])):
+        kubernetes = {"role": "worker", "ca_hash": "a", "ended": True}
+        given = {
+            "settings_machine": {"kubernetes": kubernetes},
+            "wiring_node": {"name": "gpu-1", "ready": ready},
+            "worker_ca_hash": "a",
+        }
+        names = ("worker_ended", "worker_joined", "worker_stale")
+        assert [rendered(name, WIRING, **given) for name in names] == expected
+    without = {**given, "wiring_node": {}}
+    assert [rendered(name, WIRING, **without) for name in names] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "checked"),
+    [
+        ({}, {}, False),
+        ({"gpunodes.dev/sharing": "mps-4"}, {"gpunodes.dev/sharing": "mps-4", "gpunodes.dev/pool": "p"}, False),
+        ({"gpunodes.dev/sharing": "mps-4"}, {}, True),
+        ({}, {"gpunodes.dev/sharing": "mps-4"}, True),
+        ({"gpunodes.dev/sharing": "time-slicing-4"}, {"gpunodes.dev/sharing": "time-slicing-2"}, True),
+        ({"gpunodes.dev/serving": "dra"}, {}, True),
+        ({}, {"gpunodes.dev/serving": "dra"}, True),
+    ],
+)
+def test_what_serves_gpus_changes_while_no_pod_has_one(
+    before: dict[str, str], after: dict[str, str], checked: bool
+) -> None:
+    """Also while the plugin offers none: pods keep theirs."""
+    given = {
+        "wiring_node": {"name": "gpu-1", "gpus": 0, "managed": {"labels": before, "taints": []}},
+        "worker_stale": False,
+        "desired_state": {"labels": after},
+    }
+    assert rendered("gpu_idle_node", WIRING, **given) == ("gpu-1" if checked else "")

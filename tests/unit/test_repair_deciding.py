@@ -186,3 +186,14 @@ def test_a_live_lock_of_another_command_is_respected() -> None:
     )
     other.release("w1")
     other.close()
+
+
+def test_without_a_group_control_plane_no_control_plane_is_repaired() -> None:
+    """Its inventory may have it as a worker: nothing could exclude other commands while the API stops."""
+    place = fleet(3, ["w1"])
+    place.api.nodes["w1"]["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""
+    request = RepairRequest("repair", RepairLimits(by_hand=True), named=frozenset({"w1"}))
+    (found,) = commands.run(place, [place.all_machines()[1]], request, lambda *_: None).machines
+    assert found.decision is Decision.REFUSE
+    assert "its node is a control plane" in found.why
+    assert place.machines["w1"].done == []

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINING = EXAMPLES / "training"
@@ -236,3 +237,69 @@ def test_the_checkpoint_is_served(ranks: Ranks) -> None:
     finally:
         server.kill()
         server.wait()
+
+
+RCLONE = """#!/bin/sh
+echo "$@" >>"$CALLS"
+test ! -e "$CALLS.fails"
+"""
+
+
+class Store:
+    """A container of overlays/s3 for one rank, with a stand-in for rclone that writes down how it is called."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.calls = folder / "calls"
+        self.calls.touch()
+        (folder / "rclone").write_text(RCLONE)
+        (folder / "rclone").chmod(0o755)
+        patch = yaml.safe_load((TRAINING / "overlays/s3/checkpoints.yml").read_text())
+        containers = patch["spec"]["template"]["spec"]["initContainers"]
+        self.commands = {each["name"]: each["command"] for each in containers}
+        own = {"PATH": f"{folder}:{os.environ['PATH']}", "CALLS": str(self.calls)}
+        self.environment = {**os.environ, **own, "BUCKET": "b", "JOB_COMPLETION_INDEX": str(rank)}
+
+    def start(self, name: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.commands[name],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def called(self) -> list[str]:
+        return self.calls.read_text().splitlines()
+
+
+@pytest.fixture(params=[0, 1])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    return Store(tmp_path, request.param)
+
+
+def test_rank_0_fetches_the_checkpoint_from_s3(store: Store) -> None:
+    assert store.start("fetch").wait(LIMIT_S) == 0
+    is_first = store.environment["JOB_COMPLETION_INDEX"] == "0"
+    assert store.called() == ["copy --update s3:b/checkpoints /training/checkpoints"] * is_first
+
+
+def test_the_last_checkpoint_is_stored_when_the_pod_ends(store: Store) -> None:
+    """Also when the store could not be reached before."""
+    stored = "copy --update --exclude *.partial /training/checkpoints s3:b/checkpoints"
+    is_first = store.environment["JOB_COMPLETION_INDEX"] == "0"
+    failing = Path(f"{store.calls}.fails")
+    failing.touch()
+    process = store.start("store")
+    try:
+        if is_first:
+            assert process.stdout
+            assert process.stdout.readline() == "not stored; trying again in a minute\n"
+        else:
+            time.sleep(0.5)
+        failing.unlink()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0
+        assert store.called() == [stored] * (2 * is_first)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)

@@ -25,7 +25,7 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.cli import terminal
 from gpunodes.engine import runner
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, addressed, edit
 from gpunodes.model import Event, Machine, MachineResult, Outcome, PreflightFinding, Role, printable
 from gpunodes.operations import phases
 from gpunodes.views import health_map, text
@@ -163,6 +163,8 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         *(("cluster", word) for word in ("loop", "loop_control", "ansible.builtin.include_tasks")),
         ("cluster", "ansible.builtin.import_tasks"),
         ("gpu_driver", "ansible.builtin.reboot"),
+        # What a change of a node needs first; the text of the reboot is not of the machine.
+        *(("gpu_mig", f"ansible.builtin.{word}") for word in ("import_tasks", "reboot")),
         # Their stages are files of theirs, imported when the playbook is read, and selected by tags.
         *((role, word) for role in ("gpu_upgrade", "os_upgrade") for word in ("ansible.builtin.import_tasks", "tags")),
         *(("runtime_upgrade", word) for word in ("ansible.builtin.import_tasks", "tags")),
@@ -209,7 +211,11 @@ def test_a_reboot_announces_itself_in_constant_words() -> None:
         for task in tasks(yaml.safe_load(path.read_text()))
         if "ansible.builtin.reboot" in task
     ]
-    assert set(messages) == {"gpunodes: the driver needs a reboot", "gpunodes: upgrades need a reboot"}
+    assert set(messages) == {
+        "gpunodes: the driver needs a reboot",
+        "gpunodes: the MIG mode needs a reboot",
+        "gpunodes: upgrades need a reboot",
+    }
 
 
 def test_tasks_are_delegated_to_names_of_the_inventory_only() -> None:
@@ -316,7 +322,11 @@ def test_texts_become_documents_in_known_places_only() -> None:
 
 
 def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> None:
-    """Two files alone write them: that of `init-master`, of words of the user's, and the runner's, of ssh_config."""
+    """Three files alone write them: edit.py and addressed.py, of words of the user's, and the runner's, of ssh_config.
+
+    `adopt` is the exception: what a cluster reports goes through planner/adoption.py, where each value has a pattern
+    (test_adoption.py), and neither of the first two writes a template for it.
+    """
     ways = re.compile(r"write_text|write_bytes|fdopen\([^)]*\"w")
     about = re.compile(r"group_vars|host_vars|\"hosts\"")
     package = ROOT / "bootstrap/gpunodes"
@@ -326,7 +336,13 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
         if path.relative_to(package).parts[0] not in {"lab", "ansible"}
     }
     writers = {name for name, text in texts.items() if ways.search(text) and about.search(text)}
-    assert writers == {"inventory/edit.py", "engine/runner.py"}
+    assert writers == {"inventory/addressed.py", "inventory/edit.py", "engine/runner.py"}
+    for write in (addressed.file_of, lambda document: edit.create(tmp_path / "new.yml", document)):
+        for template in ("{{ x }}", "{% x %}", "{# x #}"):
+            with pytest.raises(WrongInput, match="would have the template"):
+                write({"workers": {"hosts": {"w1": {"ansible_host": template}}}})
+    users = [name for name, text in texts.items() if re.search(r"addressed\.file_of|edit\.create", text)]
+    assert users == ["operations/adopt.py"]
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
     given = []

@@ -32,7 +32,10 @@ ANSIBLE = {
     "omit",
 }
 """Variables and functions of Ansible itself (docs.ansible.com, Special Variables)."""
-GIVEN = {"upgrade_minor", "upgrade_parts", "upgrade_target", "wiring_new_endpoint"}
+GIVEN = {
+    *("upgrade_minor", "upgrade_parts", "upgrade_requested", "upgrade_target"),
+    *("wiring_given_registry", "wiring_new_endpoint"),
+}
 """Given by a command, or with -e, as the playbook says at its top."""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan
-from gpunodes.autoscale.state import COUNTED, MachineState, Phase
+from gpunodes.autoscale.state import COUNTED, Kubelet, MachineState, Phase
 
 RETRY_S = 1800.0
 """Seconds after which a machine that did not start is tried again."""
@@ -19,6 +19,8 @@ UNUSED_S = 30 * 86400.0
 The certificate of kubeadm's clusters lasts a year, and the kubelet renews it in the last 10 to 30 % of that, in 36 days
 or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet", and kubeadm's certificates.
 """
+_CERTIFICATE_S = 36 * 86400.0
+"""A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
 _GRACE = 1.2
 """The autoscaler gives a start up after ``boot_s``; this server does so itself if the autoscaler does not."""
@@ -73,6 +75,8 @@ def unusable(world: World, name: str) -> str:
         return "its power state is not yet known"
     if state.phase is Phase.BY_HAND:
         return state.reason
+    if state.needs_join and found is None:
+        return state.error or state.reason
     if state.phase is Phase.FAILED and world.now - state.since < RETRY_S:
         return state.error or state.reason
     marks = state.saved.annotations if state.saved else {}
@@ -152,7 +156,7 @@ def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, Mach
         if name in world.states:
             continue
         if name in world.nodes:
-            yield name, MachineState(Phase.ON, world.now, "it has a node", used=world.now)
+            yield name, MachineState(Phase.ON, world.now, "it has a node", used=world.now, served=world.now)
         elif name in is_on and not is_on[name]:
             yield name, MachineState(Phase.OFF, world.now, "it was found off, without a node", used=world.now)
         elif name in is_on:
@@ -167,21 +171,44 @@ def observed(world: World, name: str) -> MachineState:
     state, found = world.states[name], world.nodes.get(name)
     if found is None:
         # Whether it is on is asked of its BMC when it is needed next.
-        gone = dataclasses.replace(
-            state, phase=Phase.OFF, since=world.now, reason="its node was deleted by someone else", used=world.now
-        )
-        return gone if state.phase is Phase.ON else state
+        if state.phase is not Phase.ON:
+            return state
+        why, now = "its node was deleted by someone else", world.now
+        return dataclasses.replace(state, phase=Phase.OFF, since=now, reason=why, used=now, served=now)
     reason = ""
     if state.phase is Phase.STARTING and not found.is_starting and not nodes.not_in_service(found, _resources(state)):
         reason = "its node is in service"
     elif state.phase in (Phase.OFF, Phase.FAILED, Phase.BY_HAND) and found.node.ready:
         reason = "switched on by someone else"
     if reason:
-        state = dataclasses.replace(state, phase=Phase.ON, since=world.now, reason=reason, error="", used=world.now)
+        now = world.now
+        state = dataclasses.replace(
+            state, phase=Phase.ON, since=now, reason=reason, error="", used=now, served=now, needs_join=False
+        )
     if state.phase is Phase.ON and not found.is_starting and not nodes.not_in_service(found, {}):
         saved = found.saved(world.plan.state_bytes)
         return state if saved == state.saved else dataclasses.replace(state, saved=saved)
     return state
+
+
+def unregistered(name: str, state: MachineState, kubelet: Kubelet, now: float) -> MachineState:
+    """The state of a machine whose boot was given up without a node; ``kubelet`` is what the network showed then.
+
+    A kubelet whose certificate has ended does not listen. Neither does one that is broken: only after a long time out
+    of service the certificate is the probable cause.
+    """
+    if kubelet is Kubelet.SILENT:
+        return dataclasses.replace(state, reason=f"{state.reason}: its system did not respond")
+    if kubelet is Kubelet.RUNS:
+        return dataclasses.replace(state, reason=f"{state.reason}: its kubelet runs, but registers no node")
+    if now - state.served <= _CERTIFICATE_S:
+        return dataclasses.replace(state, reason=f"{state.reason}: its system responds, its kubelet does not run")
+    days = f"{(now - state.served) / 86400:.0f} days" if state.served else "an unknown time"
+    why = (
+        f"its kubelet does not run after {days} out of service; its certificate has probably ended: "
+        f"`gpunodes power {name} on`, then `gpunodes join {name}`"
+    )
+    return dataclasses.replace(state, reason=why, needs_join=True)
 
 
 def _resources(state: MachineState) -> Mapping[str, str]:

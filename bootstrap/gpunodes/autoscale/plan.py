@@ -19,6 +19,8 @@ _MOST_BYTES = 1_000_000
 _MOST_OF_ONE = 32_000
 _NAME = Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _LABEL = Pattern("a pool", r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+KEY_NAME = r"JUMP-KEY-[0-9]{1,3}"
+"""Keys for jump hosts among the passwords in the Secret; a node has no such name."""
 _TEXTS = Named(str, 1000)
 TAINT = {"key": str, "value": Optional(str), "effect": str}
 TEMPLATE = {"labels": _TEXTS, "taints": Many(TAINT, 100), "capacity": _TEXTS}
@@ -29,6 +31,16 @@ _SHAPE = {
     "scan_s": float,
     "proof_image": str,
     "authorities": Named(str, 100),
+    "jumps": Optional(
+        Named(
+            {
+                "hops": Many({"address": str, "port": int, "user": str, "name": str}, 8),
+                "known_hosts": str,
+                "key": Pattern("the name of a key", KEY_NAME),
+            },
+            100,
+        )
+    ),
     "pools": Named({"min": int, "max": int, "priority": int, "template": TEMPLATE}, 1000, _LABEL),
     "machines": Named(
         {
@@ -59,6 +71,27 @@ class NodeShape:
             "taints": [dict(each) for each in self.taints],
             "capacity": dict(self.capacity),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """An SSH jump host; ``name`` is its name in known_hosts."""
+
+    address: str
+    port: int
+    user: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Jump hosts before BMCs, the first hop first."""
+
+    hops: tuple[Hop, ...]
+    known_hosts: str
+    """Lines of known_hosts with the keys of all these hosts: no other key is accepted."""
+    key: str
+    """The name of the file with the private key, among the passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +143,8 @@ class Plan:
     """Image with nvidia-smi of the pods that prove GPUs."""
     authorities: Mapping[str, str] = field(default_factory=dict)
     """Texts of CA files in PEM, by what gpunodes_bmc_verify of machines has."""
+    jumps: Mapping[str, Jump] = field(default_factory=dict)
+    """Jump hosts, by what gpunodes_bmc_jump of machines in the plan has."""
 
     @property
     def state_bytes(self) -> int:
@@ -135,6 +170,10 @@ def parse(document: Any) -> Plan:
         unknown = sorted({each["pool"] for each in document["machines"].values()} - set(pools))
         wrong = [each.name for each in pools.values() if not 0 <= each.least <= each.most]
         found = f"it has no pool {unknown[0]}" if unknown else f"min or max of {wrong[0]} is wrong" if wrong else ""
+    if not found:
+        jumps = {each["bmc"].get("gpunodes_bmc_jump", "") for each in document["machines"].values()}
+        lost = sorted(jumps - {""} - set(document.get("jumps", {})))
+        found = f"it has no jump host {lost[0]}" if lost else ""
     if found:
         raise WrongInput(
             f"the plan of the power server is invalid: {found}",
@@ -152,8 +191,14 @@ def parse(document: Any) -> Plan:
         of_pool=of_pool,
         proof_image=document["proof_image"],
         authorities=document["authorities"],
+        jumps={name: _jump(each) for name, each in document.get("jumps", {}).items()},
         **limits,
     )
+
+
+def _jump(document: Mapping[str, Any]) -> Jump:
+    hops = (Hop(each["address"], each["port"], each["user"], each["name"]) for each in document["hops"])
+    return Jump(tuple(hops), document["known_hosts"], document["key"])
 
 
 def _machine(name: str, document: Mapping[str, Any]) -> PlannedMachine:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from gpunodes import settings
 from gpunodes.autoscale.plan import Plan, PlannedMachine
+from gpunodes.autoscale.state import Kubelet
 from gpunodes.engine import power as powers
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.power import Order, PowerProblem, PowerState, kinds
+from gpunodes.engine.remote.openssh import Rules
+from gpunodes.engine.remote.targets import Target
 from gpunodes.errors import GpunodesError
 from gpunodes.identity.values import macs
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
 _POLL_S = 5.0
+_CONNECT_S = 5.0
 KUBELET = 10250
 """The port of the kubelet, which control planes reach on each node: a machine that is on responds there in any way."""
 
@@ -36,6 +42,9 @@ class PoweredMachines(Protocol):
 
     def state(self, name: str) -> PowerState:
         """The power state of a machine."""
+
+    def kubelet(self, name: str) -> Kubelet:
+        """Whether the kubelet of a machine listens."""
 
     def switch_on(self, name: str, *, again: bool) -> None:
         """Switch a machine on, and see that it is; raises AlreadyOn if it is, unless the order is given ``again``."""
@@ -63,11 +72,22 @@ class BmcMachines:
         self._passwords = passwords
         self._leases = leases
         self._shutdown_s = shutdown_s
-        self._authorities: dict[str, str] = {}
+        self._mutex = threading.Lock()
+        self._files: dict[str, str] = {}
 
     def state(self, name: str) -> PowerState:
         """As ``PoweredMachines`` has it."""
         return self._bmc(name).state()
+
+    def kubelet(self, name: str) -> Kubelet:
+        """As ``PoweredMachines`` has it."""
+        try:
+            socket.create_connection((self.plan.machines[name].address, KUBELET), _CONNECT_S).close()
+        except ConnectionError:
+            return Kubelet.DOWN
+        except OSError:
+            return Kubelet.SILENT
+        return Kubelet.RUNS
 
     def switch_on(self, name: str, *, again: bool) -> None:
         """As ``PoweredMachines`` has it."""
@@ -102,7 +122,29 @@ class BmcMachines:
         machine = self.plan.machines[name]
         if _is_woken(machine):
             return self._woken(machine)
-        return MachineControl(name, "", self._settings(name, machine.bmc), 0.0, machine.identity).own_power()
+        given = self._settings(name, machine.bmc)
+        return MachineControl(name, "", given, 0.0, machine.identity, jump=self._hops(machine)).own_power()
+
+    def _hops(self, machine: PlannedMachine) -> tuple[Target, ...]:
+        """The jump hosts before a BMC; their keys must be those of the plan."""
+        jump = self.plan.jumps.get(machine.bmc.get("gpunodes_bmc_jump", ""))
+        if jump is None:
+            return ()
+        rules = Rules(files=(self._file(jump.known_hosts),), strict=True)
+        key = (str(self._passwords / jump.key),)
+        return tuple(
+            Target(
+                f"jump host {hop.address}",
+                hop.address,
+                hop.port,
+                hop.user,
+                key,
+                host_key_alias=hop.name,
+                identities_only=True,
+                rules=rules,
+            )
+            for hop in jump.hops
+        )
 
     def _woken(self, machine: PlannedMachine) -> powers.Power:
         """A machine without a BMC; its MAC address must be one that it reported, where it reported any."""
@@ -123,20 +165,21 @@ class BmcMachines:
         # Read each time: the kubelet replaces the file when a password was changed.
         file = self._passwords / name
         if text := self.plan.authorities.get(given.get("gpunodes_bmc_verify", "")):
-            given = {**given, "gpunodes_bmc_verify": self._authority(text)}
+            given = {**given, "gpunodes_bmc_verify": self._file(text)}
         return {
             **given,
             "gpunodes_bmc_password": file.read_text(encoding="utf-8").rstrip("\n") if file.is_file() else "",
         }
 
-    def _authority(self, text: str) -> str:
-        """The path of a file with a CA: sushy takes no text."""
-        if text not in self._authorities:
-            descriptor, path = tempfile.mkstemp(suffix=".pem")
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(text)
-            self._authorities[text] = path
-        return self._authorities[text]
+    def _file(self, text: str) -> str:
+        """The path of a file with a CA, or with known hosts: they are used by their paths."""
+        with self._mutex:
+            if text not in self._files:
+                descriptor, path = tempfile.mkstemp()
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                self._files[text] = path
+            return self._files[text]
 
     def _is_shut_down(self, name: str, bmc: powers.Power) -> bool:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""

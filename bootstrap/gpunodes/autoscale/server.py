@@ -310,6 +310,9 @@ class PowerServer:
                 self._machines.switch_on(name, again=again)
                 self._store.event(name, "SwitchedOn", state.reason, warning=False)
             elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
+                if state.phase is Phase.GIVING_UP and found is None:
+                    # Before it is switched off: then nothing shows any more why it did not register.
+                    state = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
                 boot_id = found.node.boot_id if found else ""
                 self._machines.switch_off(
                     name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
@@ -318,7 +321,8 @@ class PowerServer:
                 error = state.reason if ended is Phase.FAILED else ""
                 used = state.used if error else self._now()
                 self._end(name, state.phase, self._changed(state, ended, state.reason, error, used))
-                self._store.event(name, "SwitchedOff", state.reason, warning=ended is Phase.FAILED)
+                reason = "NeedsJoin" if state.needs_join else "SwitchedOff"
+                self._store.event(name, reason, state.reason, warning=ended is Phase.FAILED)
         except StillUsed as error:
             log.warning("%s: %s", name, sentence(error))
             self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
@@ -366,8 +370,9 @@ class PowerServer:
     def _changed(
         self, state: MachineState, phase: Phase, reason: str, error: str = "", used: float | None = None
     ) -> MachineState:
-        used = state.used if used is None else used
-        return dataclasses.replace(state, phase=phase, since=self._now(), reason=reason, error=error, used=used)
+        now, used = self._now(), state.used if used is None else used
+        served = now if state.phase is Phase.ON else state.served
+        return dataclasses.replace(state, phase=phase, since=now, reason=reason, error=error, used=used, served=served)
 
     def _update(self, changes: Mapping[str, MachineState]) -> None:
         """Write states, and know them from then on."""

@@ -11,11 +11,11 @@ from typing import Any
 from gpunodes import shape
 from gpunodes.autoscale.plan import TEMPLATE, NodeShape, node_shape
 from gpunodes.model import printable
-from gpunodes.shape import Maybe, Named, one_of
+from gpunodes.shape import Maybe, Named, Optional, one_of
 
 _MAX_TEXT = 200
 """Bytes of a reason or an error that are kept."""
-MOST_REST = 2 * _MAX_TEXT + 150
+MOST_REST = 2 * _MAX_TEXT + 200
 """Bytes of a state without what is saved of its node."""
 _MOST_NAMES = 500
 
@@ -41,6 +41,16 @@ class Phase(StrEnum):
 
 COUNTED = frozenset({Phase.STARTING, Phase.ON, Phase.BY_HAND})
 """Phases in which a machine counts in the size of its pool, if it is starting or has a node."""
+
+
+class Kubelet(StrEnum):
+    """What the network shows of a machine's kubelet."""
+
+    RUNS = "runs"
+    DOWN = "down"
+    """The machine refuses connections to its kubelet's port: its system runs, and its kubelet does not."""
+    SILENT = "silent"
+    """Nothing responds: it is off, not in its network, or behind a firewall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,10 @@ class MachineState:
     used: float = 0.0
     """When it was last in service, or switched on; 0 if never."""
     saved: SavedNode | None = None
+    served: float = 0.0
+    """When its node was last known to be in service, 0 if never: its kubelet had a valid certificate then."""
+    needs_join: bool = False
+    """Its certificate has probably ended: it is not switched on until its node registers again."""
 
     def text(self) -> str:
         """As it is stored."""
@@ -99,6 +113,8 @@ class MachineState:
             "reason": _cut(self.reason),
             "error": _cut(self.error),
             "used": round(self.used),
+            "served": round(self.served),
+            "needs_join": self.needs_join,
             "saved": saved,
         })  # fmt: skip
 
@@ -121,6 +137,9 @@ _SHAPE = {
     "reason": str,
     "error": str,
     "used": float,
+    # Those of an earlier release do not have them.
+    "served": Optional(float),
+    "needs_join": Optional(bool),
     "saved": Maybe({**TEMPLATE, "annotations": Named(str, 1000)}),
 }
 
@@ -141,4 +160,6 @@ def parse(text: str) -> MachineState | None:
         document["error"],
         float(document["used"]),
         SavedNode(node_shape(saved), saved["annotations"]) if saved else None,
+        float(document.get("served", document["used"])),
+        document.get("needs_join", False),
     )

@@ -37,13 +37,6 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """SSH connection of machines that the inventory does not have yet."""
-
-    variables: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
 class Added:
     """Machines that this command added to the inventory."""
 
@@ -184,19 +177,6 @@ def unsupported_os_option(command: _Command) -> _Command:
         return command(*args, flags=requesting(flags, requested), **kwargs)
 
     return wrapped  # type: ignore[return-value]  # as above
-
-
-def connection_options(command: _Command) -> _Command:
-    """--user, --key and --port, passed as ``connection``; raises WrongInput for invalid values."""
-
-    @click.option("--user", metavar="NAME", help="SSH user of machines that are not in the inventory yet.")
-    @click.option("--key", type=click.Path(path_type=Path), metavar="FILE", help="Their SSH private key.")
-    @click.option("--port", type=options.Whole(1, 65535), metavar="PORT", help="Their SSH port.")
-    @functools.wraps(command)
-    def wrapped(*args: Any, user: str | None, key: Path | None, port: int | None, **kwargs: Any) -> Any:
-        return command(*args, connection=_connection(user, key, port), **kwargs)
-
-    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
 
 
 def run_options(operation: Operation) -> Callable[[_Command], _Command]:
@@ -351,31 +331,3 @@ def show(result: RunResult, *, as_json: bool) -> int:
     if result.interrupted:
         terminal.line(terminal.INTERRUPTED, err=True)
     return int(result.exit_code)
-
-
-def _connection(user: str | None, key: Path | None, port: int | None) -> Connection:
-    variables: dict[str, object] = {}
-    if user:
-        if not all(character.isalnum() or character in "._-" for character in user):
-            raise WrongInput(f"{user!r} is not a user name", "letters, digits, dots and dashes", "correct --user")
-        variables["ansible_user"] = user
-    if key:
-        variables["ansible_ssh_private_key_file"] = str(_readable_key(key))
-    if port:
-        variables["ansible_port"] = port
-    return Connection(variables)
-
-
-def _readable_key(key: Path) -> Path:
-    path = key.expanduser().absolute()
-    try:
-        beginning = path.read_text(encoding="utf-8", errors="replace")[:100]
-    except OSError as error:
-        raise WrongInput(
-            f"the key {key} cannot be read: {error.strerror}", "a readable private key", "correct --key"
-        ) from error
-    if "PRIVATE KEY" not in beginning:
-        raise WrongInput(
-            f"{key} is not an SSH private key", "a file that begins with -----BEGIN ... PRIVATE KEY", "correct --key"
-        )
-    return path

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunodes.cli import complete, options, repair_options, scan_outputs, terminal
+from gpunodes.cli import complete, connections, options, repair_options, scan_outputs, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import State, Verdict
 
 if TYPE_CHECKING:
+    from gpunodes.model import Kubeconfig
     from gpunodes.repair.result import RepairResult
 
 # systemd.time(7)
@@ -89,6 +90,8 @@ class _MachinesOrCommand(click.Group):
     metavar="FILE...",
     help="Saved logs of one machine: files, or folders with such files.",
 )
+@connections.options
+@options.kubeconfig_option
 @options.inventory_option
 @click.option(
     "--watch",
@@ -117,6 +120,8 @@ class _MachinesOrCommand(click.Group):
 def command(
     patterns: tuple[str, ...],
     files: tuple[str, ...],
+    connection: connections.Connection,
+    kubeconfig: Kubeconfig | None,
     inventory_path: Path,
     watch: float | None,
     deadline: float | None,
@@ -129,7 +134,8 @@ def command(
 ) -> int:
     """Check GPU machines: state, action and evidence.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. With --from, saved
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. With --user, --key or
+    --port, or without an inventory, they are addresses. With --from, saved
     files of one machine are judged, and no machine is contacted: kernel logs, journals, nvidia-smi output, bug reports
     or sosreports, compressed or not; `-` is standard input. Exit code 3 when a machine is not healthy or does not
     respond.
@@ -144,8 +150,10 @@ def command(
         if repair_flags.dry_run:
             outputs = outputs.refuse("--dry-run changes nothing", metrics=True)
         pace = (deadline, parallel)
-        return _repair(patterns, inventory_path, actions or "reboot", repair_flags, outputs, pace, as_json=as_json)
-    if given := [*(["--actions"] if actions else []), *repair_flags.given()]:
+        source = (inventory_path, connection, kubeconfig)
+        return _repair(patterns, source, actions or "reboot", repair_flags, outputs, pace, as_json=as_json)
+    api = ["--kubeconfig"] if kubeconfig else []
+    if given := [*(["--actions"] if actions else []), *api, *repair_flags.given()]:
         are, them = ("are", "them") if len(given) > 1 else ("is", "it")
         raise WrongInput(
             f"{', '.join(given)} {are} for repairs", "--reboot-hung", f"add --reboot-hung, or leave {them} out"
@@ -153,9 +161,10 @@ def command(
     if not files:
         if watch and as_json:
             raise WrongInput("--watch repeats, and --json prints one document", "one of them", "leave one out")
-        return _live(patterns, inventory_path, outputs, watch, deadline, parallel, as_json=as_json)
-    if watch:
-        raise WrongInput("--from reads saved logs", "no --watch with it", "leave one out")
+        return _live(patterns, (inventory_path, connection, None), outputs, watch, deadline, parallel, as_json=as_json)
+    if watch or connection.variables:
+        option = "--watch" if watch else "--user, --key or --port"
+        raise WrongInput("--from reads saved logs", f"no {option} with it", "leave one out")
     outputs = outputs.refuse("--from reads saved logs")
     from gpunodes.operations import health
     from gpunodes.views import health as view
@@ -255,9 +264,13 @@ def timer(every: str, inventory_path: Path, as_json: bool) -> int:
     return ExitCode.DONE
 
 
+_Source = tuple[Path, connections.Connection, "Kubeconfig | None"]
+"""Where the machines are from: the inventory, or their addresses with a connection; and the user's kubeconfig."""
+
+
 def _repair(
     patterns: tuple[str, ...],
-    inventory_path: Path,
+    source: _Source,
     actions: str,
     flags: repair_options.RepairOptions,
     outputs: scan_outputs.ScanOutputs,
@@ -269,7 +282,9 @@ def _repair(
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked, scan_reports
 
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
+    path, connection, kubeconfig = source
+    inventory, addressed = connections.inventory(path, patterns, connection, checked.Needs.REPAIR, kubeconfig)
+    connections.check_cluster(addressed=addressed, kubeconfig=kubeconfig, without_cluster=flags.without_cluster)
     fleet = InventoryFleet(inventory, *pace)
     request = repair_options.request(flags, "health", fleet, patterns, actions=actions)
     machines = inventory.select(patterns)
@@ -286,7 +301,7 @@ def _repair(
 
 def _live(
     patterns: tuple[str, ...],
-    inventory_path: Path,
+    source: _Source,
     outputs: scan_outputs.ScanOutputs,
     watch: float | None,
     deadline: float | None,
@@ -300,7 +315,7 @@ def _live(
     from gpunodes.views import health_map
 
     try:
-        inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
+        inventory, _ = connections.inventory(source[0], patterns, source[1], checked.Needs.MACHINES)
         machines = scans.scan_targets(inventory, inventory.select(patterns))
     except WrongInput:
         _refuse_files(patterns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpunodes.cli import common, complete
+from gpunodes.cli import common, complete, connections
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import edit
 from gpunodes.inventory.names import check_address, check_pattern
@@ -15,10 +15,10 @@ from gpunodes.operations.init_master import OPERATION
 
 @click.command()
 @click.argument("machine", required=False, shell_complete=complete.machines)
-@common.connection_options
+@connections.options
 @common.run_options(OPERATION)
 @common.unsupported_os_option
-def command(machine: str | None, flags: common.CommonOptions, connection: common.Connection) -> int:
+def command(machine: str | None, flags: common.CommonOptions, connection: connections.Connection) -> int:
     """Make a machine the control plane of a new cluster.
 
     MACHINE is a name or address of the inventory; by default its first control plane. If there is no inventory yet,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gpunodes.cli import common, complete
+from gpunodes.cli import common, complete, connections
 from gpunodes.inventory import edit
 from gpunodes.inventory.names import check_pattern, is_address
 from gpunodes.model import Role
@@ -17,13 +17,16 @@ from gpunodes.operations.join import OPERATION
 
 @click.command()
 @click.argument("machines", nargs=-1, required=True, shell_complete=complete.machines)
-@common.connection_options
+@connections.options
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
 @common.unsupported_os_option
 def command(
-    machines: tuple[str, ...], flags: common.CommonOptions, connection: common.Connection, requested: Mapping[str, Any]
+    machines: tuple[str, ...],
+    flags: common.CommonOptions,
+    connection: connections.Connection,
+    requested: Mapping[str, Any],
 ) -> int:
     """Join machines to the cluster, as workers or as control planes.
 

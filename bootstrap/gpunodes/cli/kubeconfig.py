@@ -9,7 +9,7 @@ import click
 from gpunodes.cli import options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.operations import checked, kubeconfig, users
+from gpunodes.operations import checked, kubeconfig, kubectl, users
 from gpunodes.views import document
 from gpunodes.views import users as view_of
 
@@ -83,6 +83,8 @@ def command(
         return ExitCode.DONE
     fetched = kubeconfig.fetch(inventory, lambda each: terminal.progress(f"warning: {each}"))
     kubeconfig.write(path, fetched, merge=merge)
+    if merge and (wrong := kubectl.problem(inventory)):
+        terminal.progress(f"warning: {wrong}")
     _show(path, fetched["current-context"], as_json=as_json)
     return ExitCode.DONE
 

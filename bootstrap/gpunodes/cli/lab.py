@@ -75,7 +75,7 @@ def command(context: click.Context, name: str) -> None:
     "--own-kernel", is_flag=True,
     help="The machines boot the kernel on their disk, and the mirror has a newer one.",
 )  # fmt: skip
-@click.option("--autoscaler", is_flag=True, help="The mirror also has cluster-autoscaler, for pools that scale.")
+@click.option("--images", "extras", multiple=True, metavar="NAME", help="More images of the mirror; may be repeated.")
 @click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
 @options.json_option
 @click.pass_obj
@@ -93,7 +93,7 @@ def up(
     second_network: bool,
     data_disk: bool,
     own_kernel: bool,
-    autoscaler: bool,
+    extras: tuple[str, ...],
     no_mirror: bool,
     as_json: bool,
 ) -> None:
@@ -116,7 +116,7 @@ def up(
         cpus,
         Equipment(second_network, data_disk, own_kernel),
         control_planes,
-        autoscaler,
+        extras,
     )
     with contextlib.closing(steps.progress()) as view:
         state = lab.up(layout, request, view.report)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from gpunodes.cli import passwords
+from gpunodes.errors import WrongInput
+from gpunodes.model import Kubeconfig
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -46,6 +49,28 @@ def inventory_path_option(command: _Command) -> _Command:
 def inventory_option(command: _Command) -> _Command:
     """The same, and the passwords that reading it and reaching its machines may need."""
     return inventory_path_option(passwords.options(command))
+
+
+def kubeconfig_option(command: _Command) -> _Command:
+    """--kubeconfig and --context, passed as ``kubeconfig``: None, or the user's kubeconfig."""
+
+    @click.option(
+        "--kubeconfig",
+        "file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Reach the API with this kubeconfig, not over control planes of the inventory; by default the setting "
+        "gpunodes_api_kubeconfig.",
+    )
+    @click.option("--context", metavar="NAME", default="", help="With --kubeconfig: a context other than its current.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, file: Path | None, context: str, **kwargs: Any) -> Any:
+        if context and not file:
+            raise WrongInput("--context without --kubeconfig", "both", "add --kubeconfig FILE")
+        found = Kubeconfig(file.expanduser(), context) if file else None
+        return command(*args, kubeconfig=found, **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # a decorator that changes the parameters cannot say so
 
 
 def json_option(command: _Command) -> _Command:

@@ -1,4 +1,4 @@
-"""-K and -J: passwords that the user types, for this command and the programs that it starts."""
+"""-k, -K and -J: passwords that the user types, for this command and the programs that it starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def options(command: _Command) -> _Command:
-    """--ask-become-pass and --ask-vault-pass, for every command that reads an inventory.
+    """--ask-pass, --ask-become-pass and --ask-vault-pass, for every command that reads an inventory.
 
     Ansible and the SSH connections of gpunodes read them from the files that Ansible's environment variables name.
     """
@@ -30,6 +30,7 @@ def options(command: _Command) -> _Command:
             "sudo password",
             "the machines' sudo password",
         ),
+        ("-k", "--ask-pass", "ANSIBLE_CONNECTION_PASSWORD_FILE", "SSH password", "the machines' SSH password"),
     ):
         command = click.option(
             short,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from gpunodes.cli import complete, options, repair_options, terminal
+from gpunodes.cli import bmc_settings, complete, connections, options, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.model import Kubeconfig
+
+if TYPE_CHECKING:
+    from gpunodes.operations.power import PowerResult
 
 _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
 
@@ -28,8 +33,20 @@ _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
     help="For off: drain the node and shut the system down first. The node is in maintenance until on --wait.",
 )
 @click.option(
-    "--wait", is_flag=True, help="For on: wait until the node is ready with its GPUs, then end that maintenance."
+    "--wait",
+    is_flag=True,
+    help="For on: wait until the node is ready with its GPUs, then end that maintenance. A machine that never joined: "
+    "wait until it responds over SSH.",
 )
+@click.option(
+    "--bmc",
+    "bmc",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting gpunodes_bmc_NAME of a machine that is given by its address; repeatable.",
+)
+@connections.options
+@options.kubeconfig_option
 @options.inventory_option
 @options.json_option
 def command(
@@ -39,6 +56,9 @@ def command(
     password_file: Path | None,
     drain: bool,
     wait: bool,
+    bmc: tuple[str, ...],
+    connection: connections.Connection,
+    kubeconfig: Kubeconfig | None,
     inventory_path: Path,
     as_json: bool,
 ) -> int:
@@ -52,6 +72,10 @@ def command(
     A worker that is not needed: `gpunodes power worker-3 off --drain`, later `gpunodes power worker-3 on --wait`. In
     between no repair switches it on.
 
+    Without an inventory: `gpunodes power 10.0.0.5 status --bmc type=redfish --bmc address=10.0.9.5 --bmc user=admin`.
+    The password is asked for, unless GPUNODES_BMC_PASSWORD has it. MACHINE is then an address, as with --user, --key or
+    --port.
+
     rotate-password gives the BMC's user the password in --password-file, and verifies it. Then put it into the
     inventory. Run it again after an interruption: it continues with the same file.
     """
@@ -64,7 +88,11 @@ def command(
     _check_file(action, password_file)
     _check_flags(action, drain=drain, wait=wait)
 
-    inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
+    given = bmc_settings.parsed(bmc)
+    inventory, addressed = connections.inventory(
+        inventory_path, [machine], connection, checked.Needs.MACHINES, kubeconfig, given
+    )
+    _check_cluster(known=bool(kubeconfig) or not addressed, drain=drain, wait=wait)
     chosen = repair_options.one_machine(inventory, machine)
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
@@ -82,17 +110,30 @@ def command(
     if as_json:
         terminal.echo(document.dump({"schema": "gpunodes.power/1", **dataclasses.asdict(done)}))
     else:
-        terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
-        if done.identities:
-            whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
-            terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
+        _show(done)
     return ExitCode.DONE
+
+
+def _show(done: PowerResult) -> None:
+    terminal.line(f"{done.machine}: {done.state} ({done.bmc})")
+    if done.waited:
+        what = {"node": "its node is ready", "ssh": "it responds over SSH, and no node was waited for"}
+        terminal.line(f"{done.machine}: {what[done.waited]}")
+    if done.identities:
+        whose = {True: "its own", False: "another machine's", None: "not verified to be its own"}[done.own]
+        terminal.line(f"{done.machine}: the BMC is {whose}: {done.identities}")
 
 
 def _check_flags(action: str, *, drain: bool, wait: bool) -> None:
     for flag, given, fits in (("--drain", drain, "off"), ("--wait", wait, "on")):
         if given and action != fits:
             raise WrongInput(f"{flag} with {action}", f"{flag} with {fits}", "leave the option out")
+
+
+def _check_cluster(*, known: bool, drain: bool, wait: bool) -> None:
+    if not known and (drain or wait):
+        flag = "--drain" if drain else "--wait"
+        raise WrongInput(f"{flag} for an address", "the cluster whose node it is", "add --kubeconfig FILE")
 
 
 def _check_file(action: str, password_file: Path | None) -> None:

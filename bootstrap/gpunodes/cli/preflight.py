@@ -6,27 +6,35 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import common, complete, options
-from gpunodes.operations import checked, preflight
+from gpunodes.cli import common, complete, connections, options
+from gpunodes.operations import preflight
 from gpunodes.views import text
 
 
 @click.command()
 @click.argument("machines", nargs=-1, shell_complete=complete.machines)
+@connections.options
 @common.ansible_options
 @common.version_option
 @options.json_option
-def command(machines: tuple[str, ...], inventory_path: Path, kubernetes_version: str | None, as_json: bool) -> int:
+def command(
+    machines: tuple[str, ...],
+    connection: connections.Connection,
+    inventory_path: Path,
+    kubernetes_version: str | None,
+    as_json: bool,
+) -> int:
     """Check what would stop a join; nothing is changed.
 
-    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. Exit code 3 when some
-    machines fail a check or do not respond, 1 when all do.
+    MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. With --user,
+    --key or --port, or without an inventory, they are addresses, which are checked without a cluster. Exit code 3 when
+    some machines fail a check or do not respond, 1 when all do.
     """
-    inventory = checked.inventory(inventory_path)
+    inventory, addressed = connections.inventory(inventory_path, machines, connection)
     chosen = inventory.select(machines)
     view = text.progress()
     try:
-        result = preflight.run(inventory, chosen, view, kubernetes_version)
+        result = preflight.run(inventory, chosen, view, kubernetes_version, without_cluster=addressed)
     finally:
         view.close()
     return common.show(result, as_json=as_json)

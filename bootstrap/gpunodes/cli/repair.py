@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from gpunodes.cli import complete, options, repair_options
+from gpunodes.cli import complete, connections, options, repair_options
 from gpunodes.errors import WrongInput
+from gpunodes.model import Kubeconfig
 from gpunodes.repair import escalation
 
 
@@ -22,6 +23,8 @@ from gpunodes.repair import escalation
 @click.option("--reason", default="", metavar="TEXT", help="The reason, for the node's annotation and the history.")
 @click.option("--resume", is_flag=True, help="Resume all interrupted repairs; start no new one.")
 @repair_options.options
+@connections.options
+@options.kubeconfig_option
 @options.inventory_option
 @options.json_option
 def command(
@@ -30,12 +33,15 @@ def command(
     reason: str,
     resume: bool,
     repair_flags: repair_options.RepairOptions,
+    connection: connections.Connection,
     inventory_path: Path,
+    kubeconfig: Kubeconfig | None,
     as_json: bool,
 ) -> int:
     """Repair machines: drain, reset or reboot, verify, uncordon.
 
-    MACHINES are names, addresses, groups or patterns of the inventory. They are repaired whatever their verdict, within
+    MACHINES are names, addresses, groups or patterns of the inventory; with --user, --key or --port they are addresses,
+    and no inventory is read. They are repaired whatever their verdict, within
     the budget and the loop guard (settings gpunodes_repair_guard_repairs and gpunodes_repair_guard_hours). Interrupted
     repairs are resumed. Exit code 3 when a machine is not healthy at the end.
     """
@@ -51,7 +57,8 @@ def command(
     from gpunodes.operations import checked
     from gpunodes.operations.repair import commands
 
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
+    inventory, addressed = connections.inventory(inventory_path, machines, connection, checked.Needs.REPAIR, kubeconfig)
+    connections.check_cluster(addressed=addressed, kubeconfig=kubeconfig, without_cluster=repair_flags.without_cluster)
     fleet = InventoryFleet(inventory)
     if resume:
         request = repair_options.request(repair_flags, "repair", fleet, (), by_hand=True)

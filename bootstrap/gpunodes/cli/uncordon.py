@@ -8,14 +8,18 @@ import click
 
 from gpunodes.cli import complete, options, repair_options, terminal
 from gpunodes.errors import ExitCode
+from gpunodes.model import Kubeconfig
 
 
 @click.command()
 @click.argument("machine", shell_complete=complete.machines)
 @click.option("--without-cluster", is_flag=True, help="Clear it in the history of this controller only.")
+@options.kubeconfig_option
 @options.inventory_option
 @options.json_option
-def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: bool) -> int:
+def command(
+    machine: str, without_cluster: bool, kubeconfig: Kubeconfig | None, inventory_path: Path, as_json: bool
+) -> int:
     """Clear "needs repair" of a machine: pods and repairs are allowed on it again.
 
     MACHINE is a name or address of the inventory. A cordon that gpunodes did not make stays.
@@ -26,7 +30,7 @@ def command(machine: str, without_cluster: bool, inventory_path: Path, as_json: 
     from gpunodes.operations import checked, power
     from gpunodes.views import document
 
-    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR)
+    inventory = checked.inventory(inventory_path, checked.Needs.REPAIR, kubeconfig)
     chosen = repair_options.one_machine(inventory, machine)
     done = power.clear(InventoryFleet(inventory), chosen, without_cluster=without_cluster, on_wait=terminal.progress)
     if as_json:

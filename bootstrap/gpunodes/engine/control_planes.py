@@ -13,14 +13,17 @@ from gpunodes.engine import group_lock
 from gpunodes.engine.cluster.api import Api
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import over_ssh
+from gpunodes.engine.cluster.direct import ByKubeconfig
 from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
-from gpunodes.inventory import Inventory
+from gpunodes.inventory import Inventory, addressed
 from gpunodes.model import Machine
 
 _Api = TypeVar("_Api", bound=Api)
 _READ = "/api/v1/namespaces/kube-system"
 """What a control plane reads from etcd to show that its API works."""
+_CONFIRMED: dict[str, str] = {}
+"""The uids of clusters of machines that are in no inventory, by the key of their history; nothing of them is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,13 @@ class Choice:
 def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
     """A session with the API of the inventory's control planes, which opens at the first request.
 
-    They are tried in the inventory's order, but those that the command changes, ``changed``, last.
+    They are tried in the inventory's order, but those that the command changes, ``changed``, last. With a kubeconfig
+    it goes to the API itself.
     """
+    if found := inventory.kubeconfig:
+        key = inventory.cluster
+        known = functools.partial(_confirm_here if key.startswith(addressed.KEY) else clusters.confirm, key)
+        return Session(ByKubeconfig(found.path, found.context, known))
     machines = sorted(inventory.control_planes(), key=lambda machine: machine.name in changed)
     transports = [
         over_ssh(machine.address, inventory.connection(machine.name), machine=machine.name) for machine in machines
@@ -44,6 +52,11 @@ def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
         return Session(transports)
     cluster = inventory.cluster
     return Session(transports, clusters.ca(cluster), functools.partial(clusters.remember_ca, cluster))
+
+
+def _confirm_here(key: str, uid: str) -> bool:
+    """Whether all sessions of this process with a kubeconfig lead to one cluster: its file may change between two."""
+    return _CONFIRMED.setdefault(key, uid) == uid
 
 
 @contextlib.contextmanager

@@ -7,14 +7,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpunodes import settings
-from gpunodes.engine import control_planes, identities, scans
+from gpunodes.engine import control_planes, identities
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.group_lock import GroupLock
 from gpunodes.engine.machine_control import Boot, MachineControl, StepResult
-from gpunodes.engine.scans import MachineScan, ScanTarget
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import State
 from gpunodes.identity.matcher import Match, Matcher
@@ -25,6 +24,9 @@ from gpunodes.planner import pools
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.policy import Node
 from gpunodes.repair.switched_off import Switched, of_machines
+
+if TYPE_CHECKING:
+    from gpunodes.engine.scans import MachineScan, ScanTarget
 
 _MINIMUM = {"unhealthy_percent": 1, "guard_repairs": 1, "evidence_days": 1, "evidence_mib": 1}
 """The minimum of repair settings for which 0 would do harm."""
@@ -88,7 +90,7 @@ class Fleet(Protocol):
 class InventoryFleet:
     """The fleet of an inventory."""
 
-    def __init__(self, inventory: Inventory, deadline_s: float | None = None, parallel: int = scans.PARALLEL) -> None:
+    def __init__(self, inventory: Inventory, deadline_s: float | None = None, parallel: int | None = None) -> None:
         """``deadline_s`` and ``parallel`` limit each scan; the default deadline depends on the number of machines."""
         self.inventory = inventory
         self._deadline_s = deadline_s
@@ -154,12 +156,15 @@ class InventoryFleet:
 
     def scan(self, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
         """As ``Fleet`` has it."""
+        # With paramiko and the rules of health, which most commands do not need.
+        from gpunodes.engine import scans
+
         new = [machine for machine in machines if machine.name not in self._targets]
         self._targets |= {each.target.name: each for each in scans.scan_targets(self.inventory, new)}
         return scans.scan(
             [self._targets[machine.name] for machine in machines],
             deadline_s=self._deadline_s if full else None,
-            parallel=self._parallel,
+            parallel=self._parallel or scans.PARALLEL,
             cluster=self.cluster_name,
         )
 

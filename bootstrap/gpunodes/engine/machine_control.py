@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ _BOOT = ("cat", "/proc/sys/kernel/random/boot_id", "/proc/uptime")
 _BOOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _BANNER_BYTES = 1 << 16
 """Maximum size of a login shell's banner; it is added to the limit for the output."""
+# The files that kubeadm and the kubelet write (kubernetes.io, "kubeadm join"; "TLS bootstrapping").
+_MEMBERSHIP = (
+    "[ -s /etc/kubernetes/kubelet.conf ] && [ -s /var/lib/kubelet/config.yaml ] || { echo none; exit; }; "
+    "pem=/var/lib/kubelet/pki/kubelet-client-current.pem; "
+    "if command -v openssl >/dev/null && [ -s $pem ] && ! openssl x509 -noout -checkend 0 -in $pem >/dev/null; "
+    "then echo ended; else echo member; fi"
+)
 # journalctl or else dmesg, whichever works; the newest lines are kept.
 _KERNEL_LOG = (
     "{ timeout 20 journalctl -q -k -b --no-pager -o short-monotonic 2>/dev/null | grep . || timeout 10 dmesg; } "
@@ -71,12 +79,26 @@ class StepResult:
     """The next steps, which a process on the machine runs later if the machine is still up."""
 
 
+class Membership(StrEnum):
+    """What the files of a machine say of its kubelet."""
+
+    NONE = "none"
+    """It joined no cluster."""
+    MEMBER = "member"
+    """It registers a node when it starts."""
+    ENDED = "ended"
+    """The same, but its certificate has ended: it does not start."""
+    UNKNOWN = "unknown"
+    """The machine did not respond."""
+
+
 class MachineControl:
     """Control of one machine, over SSH and its BMC.
 
     ``known`` is the hardware identity that the machine reported last: the BMC must not belong to another machine.
     ``named``: the user named the machine on the command line. Then a BMC whose identity cannot be verified is used,
-    and ``report`` is called with a message.
+    and ``report`` is called with a message. ``jump`` are the jump hosts of its BMC, where they are not to be read from
+    settings.
     """
 
     def __init__(
@@ -89,8 +111,10 @@ class MachineControl:
         *,
         named: bool = False,
         report: Callable[[str], None] = lambda _: None,
+        jump: tuple[targets.Target, ...] | None = None,
     ) -> None:
         self.name = name
+        self._jump = jump
         self._known = known or MachineIdentity(name)
         self._named = named
         self._report = report
@@ -177,6 +201,18 @@ class MachineControl:
             max_bytes=_BANNER_BYTES,
         )
 
+    def membership(self) -> Membership:
+        """Whether its kubelet has joined a cluster, as its files say."""
+        result = shell.run(
+            self._address,
+            self._variables,
+            commands.remote(["sh", "-c", _MEMBERSHIP], self._variables),
+            deadline_s=_STEP_S,
+            max_bytes=_BANNER_BYTES,
+        )
+        text = (answers.unframed(result.out) or b"").decode("ascii", "replace").strip()
+        return Membership(text) if result.ok and text in set(Membership) else Membership.UNKNOWN
+
     def has_power(self) -> bool:
         """Whether a BMC is configured that can switch the machine off."""
         return bool(self._settings["gpunodes_bmc_type"]) and not self.only_wakes
@@ -189,7 +225,7 @@ class MachineControl:
     def power(self) -> powers.Power | None:
         """The BMC; None when none is configured. Raises WrongInput for invalid settings."""
         port = targets.first(self._variables, targets.PORTS) or targets.DEFAULT_PORT
-        access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs)
+        access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs, self._jump)
         return kinds.connect(self.name, access) if access else None
 
     def reset(self) -> None:
@@ -245,6 +281,7 @@ class MachineControl:
             self._known,
             named=self._named,
             report=self._report,
+            jump=self._jump,
         )
 
     def compare(self, bmc: powers.Power) -> BmcMatch | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fnmatch
+import functools
 import io
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from gpunodes import clusters
 from gpunodes.errors import WrongInput
-from gpunodes.inventory.loader import BECOME_FILE, load, sudo_password
+from gpunodes.inventory.loader import BECOME_FILE, LOGIN_FILE, load, password_of
 from gpunodes.inventory.names import (
     canonical,
     check_destination,
@@ -23,11 +24,15 @@ from gpunodes.inventory.names import (
     is_address,
 )
 from gpunodes.inventory.plugins import template_from_outside
-from gpunodes.model import Machine, Role
+from gpunodes.model import Kubeconfig, Machine, Role
 
 SUDO_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
 """The variables for sudo's password that Ansible's become plugin supports."""
 
+KUBECONFIG, CONTEXT = "gpunodes_api_kubeconfig", "gpunodes_api_context"
+"""The settings for a cluster without control planes in the inventory; its nodes have the same."""
+LOGIN_PASSWORDS = ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
+"""The variables for the login's password."""
 _HOST_VARIABLES = ("ansible_host", "ansible_ssh_host")
 
 _SHOWN = 10
@@ -46,8 +51,19 @@ _MACHINES = (Role.CONTROL_PLANE, Role.WORKER, Role.GPU_HOST)
 class Inventory:
     """The machines of an inventory file or folder, with their variables."""
 
-    def __init__(self, path: Path) -> None:
-        """Read the inventory at ``path``; raises WrongInput for a missing or malformed one."""
+    def __init__(
+        self,
+        path: Path,
+        kubeconfig: Kubeconfig | None = None,
+        *,
+        cluster: str = "",
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Read the inventory at ``path``; raises WrongInput for a missing or malformed one.
+
+        ``kubeconfig`` is one that the user named for this command, instead of that of the settings; ``cluster`` the key
+        of its history, by default its own; ``more`` has variables of all machines that are in no file.
+        """
         self.path = path
         loaded = load(path)
         self.plugin = loaded.plugin
@@ -55,7 +71,10 @@ class Inventory:
         self._manager, self._variables = loaded.manager, loaded.variables
         self._merged: dict[str, dict[str, Any]] = {}
         self._of_role: dict[Role, Sequence[Machine]] = {}
-        self._cluster = ""
+        self._cluster = cluster
+        self._kubeconfig = kubeconfig
+        for key, value in (more or {}).items():
+            self._manager.groups["all"].set_variable(key, value)
         self._check_names()
         self._check_roles()
 
@@ -144,9 +163,48 @@ class Inventory:
             self._cluster = clusters.key([each.address for each in found]) if found else str(self.path.absolute())
         return self._cluster
 
+    @functools.cached_property
+    def kubeconfig(self) -> Kubeconfig | None:
+        """The kubeconfig by which the API is reached, None if it is reached over the control planes.
+
+        Raises WrongInput for both: commands exclude each other by locks that they find the same way.
+        """
+        found = self._kubeconfig or self._kubeconfig_of_settings()
+        if found and (controls := self.machines(Role.CONTROL_PLANE)):
+            raise WrongInput(
+                f"{self.path} has the control plane {controls[0].name}, and {found.path} leads to the API, too",
+                "one of them",
+                f"leave {'--kubeconfig' if self._kubeconfig else KUBECONFIG} out, or empty the group control_plane",
+            )
+        return found
+
+    def _kubeconfig_of_settings(self) -> Kubeconfig | None:
+        machines = self.machines(Role.CONTROL_PLANE, Role.WORKER) or self.machines()
+        named: dict[tuple[str, ...], str] = {}
+        for each in machines:
+            own = self._variables_of(each.name)
+            named.setdefault(tuple(str(own.get(key) or "") for key in (KUBECONFIG, CONTEXT)), each.name)
+        if len(named) > 1:
+            first, other, *_ = named.values()
+            raise WrongInput(
+                f"{first} and {other} of {self.path} differ in {KUBECONFIG} or {CONTEXT}",
+                "machines of one cluster in an inventory",
+                "set the same for all nodes, or write an inventory for each cluster",
+            )
+        given = self.rendered(machines[0].name, KUBECONFIG, CONTEXT) if machines else {}
+        if not given.get(KUBECONFIG):
+            return None
+        return Kubeconfig(Path(str(given[KUBECONFIG])).expanduser(), str(given.get(CONTEXT) or ""))
+
     def control_planes(self) -> list[Machine]:
         """The control-plane machines, in the inventory's order; raises WrongInput without one."""
         machines = self.machines(Role.CONTROL_PLANE)
+        if not machines and (found := self.kubeconfig):
+            raise WrongInput(
+                f"{self.path} has no machine in the group control_plane, only the kubeconfig {found.path}",
+                "control planes that are reached by SSH: this command does not work with a kubeconfig",
+                f"add them, and leave {KUBECONFIG} out, or use a command of `gpunodes help --page other-clusters`",
+            )
         if not machines:
             raise WrongInput(
                 f"{self.path} has no machine in the group control_plane",
@@ -225,12 +283,14 @@ class Inventory:
     def connection(self, name: str) -> dict[str, Any]:
         """All variables of a machine, the connection variables rendered; raises WrongInput as ``rendered``.
 
-        Without a sudo password in the variables, it is read from $ANSIBLE_BECOME_PASSWORD_FILE, as Ansible does.
+        Without a password for the login or sudo in the variables, it is read from the files that Ansible's environment
+        variables name, as Ansible does.
         """
         found = self.variables(name) | self.rendered(name, "ansible_")
-        file = os.environ.get(BECOME_FILE)
-        if file and not any(found.get(each) for each in SUDO_PASSWORDS):
-            found[SUDO_PASSWORDS[0]] = sudo_password(file)
+        for variable, names in ((BECOME_FILE, SUDO_PASSWORDS), (LOGIN_FILE, LOGIN_PASSWORDS)):
+            file = os.environ.get(variable)
+            if file and not any(found.get(each) for each in names):
+                found[names[0]] = password_of(file, variable)
         return found
 
     def unknown(self, addresses: Iterable[str]) -> list[str]:

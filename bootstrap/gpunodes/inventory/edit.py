@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import GROUPS, loader, plugins, where_to_add
+from gpunodes.inventory import GROUPS, addressed, loader, plugins, where_to_add
 from gpunodes.inventory.names import machine_name
 from gpunodes.model import Machine, Role
 
@@ -64,6 +64,17 @@ def add(path: Path, role: Role, addresses: Sequence[str], connection: Mapping[st
         group[name] = {"ansible_host": address, **connection}
     _write(file, document)
     return list(added)
+
+
+def create(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a new inventory, which later commands extend.
+
+    Raises WrongInput if there is one at ``path``, and as ``addressed.check_plain``.
+    """
+    addressed.check_plain(document)
+    if path.exists():
+        raise WrongInput(f"{path} exists already", "a new file for the inventory", "name another one with -i")
+    _write(path, document)
 
 
 def reconnect(path: Path, machines: Iterable[Machine], connection: Mapping[str, object]) -> None:
@@ -122,8 +133,8 @@ class Tentative:
         document = yaml.safe_load(self._path.read_text(encoding="utf-8"))
         for group in document.values():
             for name in names:
-                group["hosts"].pop(name, None)
-        kept = {name: group for name, group in document.items() if group["hosts"] or set(group) - {"hosts"}}
+                group.get("hosts", {}).pop(name, None)
+        kept = {name: group for name, group in document.items() if group.get("hosts") or set(group) - {"hosts"}}
         if kept:
             _write(self._path, kept)
         else:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ansible.inventory.manager import InventoryManager
     from ansible.vars.manager import VariableManager
 
-BECOME_FILE = "ANSIBLE_BECOME_PASSWORD_FILE"
+BECOME_FILE, LOGIN_FILE = "ANSIBLE_BECOME_PASSWORD_FILE", "ANSIBLE_CONNECTION_PASSWORD_FILE"
+"""Ansible's environment variables for files with the passwords of sudo and of the login."""
 _MOST_ENTRIES = 300
 """Files and folders of an inventory: Ansible reads each, and runs those that are executable."""
 
@@ -89,7 +90,7 @@ def load(path: Path) -> Loaded:
 
 
 @functools.cache
-def sudo_password(file: str) -> str:
+def password_of(file: str, variable: str) -> str:
     """The password from a file, or from the output of an executable, as Ansible does; raises WrongInput without one."""
     path = Path(file).expanduser()
     try:
@@ -100,9 +101,10 @@ def sudo_password(file: str) -> str:
             found = path.read_text(encoding="utf-8")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise WrongInput(
-            f"no password could be read from {file}, the value of {BECOME_FILE} ({type(error).__name__})",
-            "a file with sudo's password, or a program that prints it",
-            "correct it, or use --ask-become-pass",
+            f"no password could be read from {file}, the value of {variable} ({type(error).__name__})",
+            f"a file with {'the password of sudo' if variable == BECOME_FILE else 'the password'}, or a program that "
+            "prints it",
+            f"correct it, or use {'--ask-become-pass' if variable == BECOME_FILE else '--ask-pass'}",
         ) from error
     return found.strip()
 

@@ -1,4 +1,4 @@
-"""The lab's daemons: libvirtd, dnsmasq, one BMC for each machine, and the server of the mirror."""
+"""The lab's daemons: libvirtd, dnsmasq, one BMC for each machine, Wake-on-LAN, and the server of the mirror."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpunodes.lab import bmc, hypervisor, network, processes
+from gpunodes.lab import bmc, hypervisor, network, processes, wake
 from gpunodes.lab.layout import LabRecord, Layout
 
 
 def expected(record: LabRecord) -> list[str]:
     """The names of the daemons that a lab needs."""
-    names = ["libvirtd", "dnsmasq", *(f"bmc-{each.name}" for each in record.machines)]
+    names = ["libvirtd", "dnsmasq", "wake", *(f"bmc-{each.name}" for each in record.machines)]
     return [*names, "mirror"] if record.mirror else names
 
 
@@ -25,6 +25,7 @@ def ensure(layout: Layout, record: LabRecord) -> None:
     daemons: dict[str, tuple[Sequence[str | Path], Path]] = {
         "dnsmasq": (["dnsmasq", f"--conf-file={config}"], layout.state),
         "libvirtd": (hypervisor.prepare(layout), layout.state),
+        "wake": (wake.command(layout, record.machines), layout.state),
     }
     for machine in record.machines:
         settings, scratch = bmc.configure(layout, record, machine)

@@ -90,7 +90,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
                 minors=request.minors,
                 suites=[request.system.suite],
                 progress=report,
-                autoscaler=request.autoscaler,
+                extras=request.extras,
             )
         newer = None
         if request.equipment.own_kernel and tree:

@@ -33,8 +33,8 @@ class LabRequest:
     """Of each worker. The default of 1 leaves more of a small host to the control plane."""
     equipment: Equipment = field(default_factory=Equipment)
     control_planes: int = 1
-    autoscaler: bool = False
-    """Whether the mirror has cluster-autoscaler."""
+    extras: tuple[str, ...] = ()
+    """Further images of the mirror."""
 
 
 def plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:

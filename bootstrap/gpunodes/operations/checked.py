@@ -11,7 +11,7 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Role
+from gpunodes.model import Kubeconfig, Role
 from gpunodes.planner import endpoint, gpu, node_address, pools, storage, versions
 
 _PAGE = "`gpunodes help --page existing-cluster`"
@@ -26,14 +26,18 @@ class Needs(Enum):
     )
     CLUSTER = ("the group control_plane", f"or write one as in {_PAGE}")
     MACHINES = ("the group workers or gpu_hosts", f"or write one as in {_PAGE}")
+    NODES = (
+        "the groups control_plane and workers; with --kubeconfig workers are enough",
+        f"or write one as in {_PAGE}",
+    )
     REPAIR = (
-        "the groups control_plane and workers; with --without-cluster workers are enough",
+        "the groups control_plane and workers; with --kubeconfig or --without-cluster workers are enough",
         f"or write one as in {_PAGE}",
     )
 
 
-def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
-    """The inventory at ``path``: every command that needs one reads it here.
+def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER, kubeconfig: Kubeconfig | None = None) -> Inventory:
+    """The inventory at ``path``: every command that needs one reads it here. ``kubeconfig`` is one for this command.
 
     Raises WrongInput for a missing or malformed inventory, and for all wrong settings of its machines at once. Machines
     that are not selected count, too: a budget is a setting of a whole pool.
@@ -43,7 +47,7 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
         raise WrongInput(
             f"there is no inventory at {path}", f"an Ansible inventory with {groups}", f"name it with -i, {otherwise}"
         )
-    found = Inventory(path)
+    found = Inventory(path, kubeconfig)
     every = [*found.machines(), *found.machines(Role.STORAGE)]
     variables = {machine.name: found.variables(machine.name) for machine in every}
     problems = {
@@ -54,6 +58,9 @@ def inventory(path: Path, needs: Needs = Needs.NEW_CLUSTER) -> Inventory:
         problems[machine.name] += _endpoint_problems(variables[machine.name])
     controls = {machine.name for machine in found.machines(Role.CONTROL_PLANE)}
     settings.report_all(path, problems, _unknown_versions(controls, variables, problems))
+    _ = found.kubeconfig  # raises for one beside control planes
+    if needs is Needs.CLUSTER:
+        found.control_planes()
     return found
 
 
@@ -80,9 +87,13 @@ def _pool_problems(inventory: Inventory, variables: Mapping[str, Any]) -> Iterat
 
 def _storage_problems(variables: Mapping[str, Any]) -> Iterator[settings.SettingProblem]:
     """Shares that cannot be made; a value that is no list has its own problem, and only Ansible renders a template."""
-    value = settings.resolve(variables)[storage.SETTING]
+    resolved = settings.resolve(variables)
+    value, data = resolved[storage.SETTING], str(resolved["gpunodes_data_directory"])
     if isinstance(value, list) and "{{" not in str(value):
-        for each in storage.problems(value):
+        found = list(storage.problems(value))
+        if not found and data and "{{" not in data and storage.serves(value, variables.get("group_names") or ()):
+            found = list(storage.moved(value, data))
+        for each in found:
             yield settings.SettingProblem(storage.SETTING, *each)
 
 

@@ -31,6 +31,9 @@ _PARALLEL = 32
 PATIENCE_S = DURATION_S
 """Seconds without an API after which a command continues without it: any holder of a Lease has stopped by then."""
 
+_NOT_ALLOWED = frozenset({401, 403})
+"""Statuses for credentials that have ended, or that have not the rights."""
+
 
 class Claim:
     """The locks of one command on its machines."""
@@ -44,7 +47,7 @@ class Claim:
         # The whole inventory, as for repairs: both must derive the same Lease name for a machine.
         self._addresses = {machine.name: machine.address for machine in inventory.machines()}
         self._known = identities.recall_all(inventory.cluster, self._addresses)
-        controls = inventory.control_planes()
+        controls = [] if inventory.kubeconfig else inventory.control_planes()
         self._changed = [each.name for each in controls if each.name in {machine.name for machine in machines}]
         """The control planes that the command changes."""
         self._total = len(controls)
@@ -202,7 +205,8 @@ def claimed(
     """Hold the locks of a command on ``machines`` while inside; ``on_wait`` is called with the reason for a wait.
 
     Raises Held or Taken if another command works on one of them, NoSession or NoLock if too few control-plane machines
-    respond, and OtherCluster if only machines of another cluster do.
+    respond, and OtherCluster if only machines of another cluster do. With a kubeconfig there is no lock over SSH:
+    raises NoSession if the API does not respond, and Refused if it does not accept these credentials.
     """
     with contextlib.ExitStack() as held:
         session = control_planes.session(inventory, {machine.name for machine in machines})
@@ -212,12 +216,17 @@ def claimed(
         no_api = False
         try:
             claim.take(lambda problem: on_wait(_waiting(session.machine, problem)))
-            claim.findings = unresponsive(claim.choice)
+            claim.findings = [] if inventory.kubeconfig else unresponsive(claim.choice)
         except NoCluster:
             no_api = True
         except (NoSession, OtherCluster):
             raise
         except (NoResponse, Refused) as problem:
+            if inventory.kubeconfig:
+                if isinstance(problem, Refused) and problem.status in _NOT_ALLOWED:
+                    # A cluster that works: another command may hold a lock there.
+                    raise
+                raise NoSession(problem.problem.found, problem.problem.wanted, problem.problem.remedy) from problem
             no_api = True
             claim.findings = [_unlocked(session.machine, problem)]
         if no_api or claim.exclusive:

@@ -9,7 +9,7 @@ from gpunodes.operations.run import Operation
 # Docker is the runtime that people use on GPU hosts.
 _DOCKER_PHASES = (phases.DOCKER, replace(phases.DOCKER_IMAGES, only=(Only.WITH_DOCKER,)))
 # These phases are skipped on machines that are not in a cluster.
-_NODE_PHASES = (phases.POOL, phases.DEVICE_PLUGIN, phases.GPU_NODE)
+_NODE_PHASES = (phases.GPU_IDLE, phases.POOL, phases.DEVICE_PLUGIN, phases.GPU_NODE)
 
 OPERATION = Operation(
     name="gpu install",

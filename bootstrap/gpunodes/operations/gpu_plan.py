@@ -27,15 +27,18 @@ def run(
     view: RunView,
     kubernetes: str | None,
     variables: Mapping[str, Any],
+    *,
+    without_cluster: bool = False,
 ) -> gpu.Plans:
     """Read the machines and plan; ``variables`` are settings of this run. Nothing is changed.
 
-    An existing cluster decides the Kubernetes version, as it does for a join.
+    An existing cluster decides the Kubernetes version, as it does for a join; ``without_cluster``: none is read.
     """
-    version = preflight.requested_version(inventory, kubernetes, machines)
+    version = preflight.requested_version(inventory, kubernetes, machines, without_cluster=without_cluster)
     folder = journal.open_run("gpu plan")
     view.begin("gpu plan", machines)
-    seen = preflight.inspect(inventory, machines, folder, view, {**variables, "gpunodes_kubernetes_version": version})
+    requested = {**variables, "gpunodes_kubernetes_version": version}
+    seen = preflight.inspect(inventory, machines, folder, view, requested, without_cluster=without_cluster)
     version = requirements_of(seen.cluster, version).kubernetes
     found = [
         gpu.planned(

@@ -15,6 +15,7 @@ OPERATION = Operation(
         *phases.GROW,
         phases.REGISTRATION,
         phases.WORKER,
+        phases.GPU_IDLE,
         phases.POOL,
         phases.DEVICE_PLUGIN,
         phases.READY,

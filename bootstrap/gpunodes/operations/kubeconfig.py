@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import answers, commands, shell
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.kubeconfig import ca_hash_of, from_control_plane, parse_yaml
+from gpunodes.kubeconfig import OWN_PREFIX, ca_hash_of, from_control_plane, parse_yaml
 from gpunodes.model import Machine
 
 _DEADLINE_S = 60.0
@@ -80,13 +82,90 @@ def _fetch(inventory: Inventory, control: Machine, name: str) -> dict[str, Any]:
 
 
 def merged(existing: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
-    """``existing`` with the entries of ``new``; entries of the same name are replaced, all others stay."""
+    """``existing`` with the entries of ``new``; entries of the same name are replaced, all others stay.
+
+    Raises WrongInput for lists that are none.
+    """
     result: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", **(existing or {})}
     for key in ("clusters", "users", "contexts"):
-        names = {entry["name"] for entry in new[key]}
-        result[key] = [entry for entry in result.get(key) or [] if entry["name"] not in names] + list(new[key])
+        names, before = {entry["name"] for entry in new[key]}, result.get(key) or []
+        if not isinstance(before, list):
+            raise WrongInput(f"{key} of the kubeconfig is no list", "a kubeconfig", "correct it, or use --output")
+        result[key] = [entry for entry in before if _name(entry) not in names] + list(new[key])
     result["current-context"] = new["current-context"]
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What gpunodes merged into the user's kubeconfig for one cluster: the names of its entries."""
+
+    path: Path
+    clusters: Collection[str]
+    contexts: Collection[str]
+    users: Collection[str]
+
+
+def find_merged(inventory: Inventory) -> Merged | None:
+    """What `kubeconfig --merge` wrote for the inventory's cluster into the user's file; None if there is nothing.
+
+    Entries have the prefix of gpunodes and the server and the CA of the cluster, which its control plane is asked for.
+    Raises GpunodesError if it does not respond, while the file has entries of gpunodes.
+    """
+    path = user_file()
+    try:
+        document = _existing(path)
+    except (OSError, WrongInput):
+        return None
+    if not any(name.startswith(OWN_PREFIX) for name in _entries(document, "cluster")):
+        return None
+    found = merged_for(document, fetch(inventory)["clusters"][0]["cluster"])
+    return dataclasses.replace(found, path=path) if found.contexts else None
+
+
+def merged_for(document: Mapping[str, Any], cluster: Mapping[str, str]) -> Merged:
+    """The entries of a kubeconfig that gpunodes made for a cluster; none that an entry of the user needs."""
+    named = {name for name, each in _entries(document, "cluster").items() if _is(each, cluster)}
+    contexts = _entries(document, "context")
+    own = {
+        name
+        for name, each in contexts.items()
+        if name.startswith(OWN_PREFIX) and isinstance(each, dict) and each.get("cluster") in named
+    }
+    kept = [each for name, each in contexts.items() if name not in own and isinstance(each, dict)]
+    users = {str(contexts[name].get("user")) for name in own} - {each.get("user") for each in kept}
+    return Merged(
+        Path(),
+        {str(contexts[name]["cluster"]) for name in own} - {each.get("cluster") for each in kept},
+        own,
+        {name for name in users if name.startswith(OWN_PREFIX)},
+    )
+
+
+def forget(merged: Merged) -> None:
+    """Take these entries out of the user's kubeconfig; everything else stays as it is."""
+    document = dict(_existing(merged.path))
+    for kind in ("clusters", "contexts", "users"):
+        gone, listed = getattr(merged, kind), document.get(kind)
+        if isinstance(listed, list):
+            document[kind] = [each for each in listed if _name(each) not in gone]
+    if document.get("current-context") in merged.contexts:
+        document["current-context"] = ""
+    _replace(merged.path, document)
+
+
+def _is(entry: Any, cluster: Mapping[str, str]) -> bool:
+    return isinstance(entry, dict) and all(entry.get(key) == value for key, value in cluster.items())
+
+
+def _entries(document: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The clusters, contexts or users of a kubeconfig by name."""
+    listed = document.get(f"{kind}s")
+    return {_name(each): each.get(kind) for each in listed if _name(each)} if isinstance(listed, list) else {}
+
+
+def _name(entry: Any) -> str:
+    return str(entry.get("name") or "") if isinstance(entry, dict) else ""
 
 
 def user_file() -> Path:
@@ -98,13 +177,22 @@ def user_file() -> Path:
 def write(path: Path, document: Mapping[str, Any], *, merge: bool) -> None:
     """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into the existing file."""
     if merge and path.exists():
-        try:
-            existing = parse_yaml(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise WrongInput(f"{path} is not valid YAML", "a kubeconfig", "correct it, or use --output") from error
-        if existing is not None and not isinstance(existing, dict):
-            raise WrongInput(f"{path} is not a mapping", "a kubeconfig", "correct it, or use --output")
-        document = merged(existing, document)
+        document = merged(_existing(path), document)
+    _replace(path, document)
+
+
+def _existing(path: Path) -> dict[str, Any]:
+    """The user's kubeconfig; raises WrongInput for another file, and OSError."""
+    try:
+        existing = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WrongInput(f"{path} is not valid YAML", "a kubeconfig", "correct it, or use --output") from error
+    if existing is not None and not isinstance(existing, dict):
+        raise WrongInput(f"{path} is not a mapping", "a kubeconfig", "correct it, or use --output")
+    return existing or {}
+
+
+def _replace(path: Path, document: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from gpunodes.errors import WrongInput
 from gpunodes.model import Only, Phase
@@ -20,6 +21,15 @@ NFS_CLIENT = Phase(
     "Install the NFS client",
     "mount.nfs, by which the kubelet mounts shared storage.",
     only=(Only.STORAGE,),
+)
+REGISTRY_TRUST = Phase(
+    "registry_trust",
+    "Trust the registry",
+    "The CA of the registry of `gpunodes registry up`, for the container runtime.",
+    only=(Only.REGISTRY,),
+)
+REGISTRY_DISTRUST = Phase(
+    REGISTRY_TRUST.name, "Remove the registry's CA", "The same role removes it; the runtime reads it at each pull."
 )
 CONTAINERD = Phase("containerd", "Install containerd", "The container runtime, its configuration and image mirrors.")
 KUBERNETES = Phase("kubernetes", "Install Kubernetes", "kubelet, kubeadm and kubectl at one version, pinned and held.")
@@ -56,6 +66,12 @@ CUDA = Phase(
     "CUDA toolkits and cuDNN on the machine itself, if requested.",
     only=(Only.GPUS, Only.CUDA),
 )
+GPU_MIG = Phase(
+    "gpu_mig",
+    "Slice the GPUs",
+    "Make MIG instances by gpunodes_gpu_sharing, or take them away; nothing on other machines.",
+    only=(Only.GPUS,),
+)
 GPU_MACHINE = Phase(
     "gpu_machine",
     "Verify the GPUs on the machine",
@@ -87,7 +103,9 @@ STARTED = Phase(
     "Remove the taint with which nodes of pools that scale register.",
     only=(Only.SCALING,),
 )
-GPU_IDLE = Phase("gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs of the node.")
+GPU_IDLE = Phase(
+    "gpu_idle", "Check that no pod uses the GPUs", "Stop if pods use GPUs that are to be served otherwise, or removed."
+)
 GPU_REMOVE = Phase(
     "gpu_remove",
     "Remove the GPU software",
@@ -227,8 +245,8 @@ UPGRADE_FACTS = Phase(
 
 # The lists that several operations share; their playbooks share playbooks/tasks/prepare.yml, gpu.yml,
 # endpoint.yml and create.yml.
-PREPARE = (NODE, NFS_CLIENT, CONTAINERD, DOCKER, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
-GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MACHINE)
+PREPARE = (NODE, NFS_CLIENT, CONTAINERD, DOCKER, REGISTRY_TRUST, CRI_DOCKERD, KUBERNETES, DOCKER_IMAGES)
+GPU = (GPU_DRIVER, CONTAINER_TOOLKIT, CUDA, GPU_MIG, GPU_MACHINE)
 CREATE = (ENDPOINT, CONTROL_PLANE, NETWORK)
 GROW = (MEMBER, CERTIFICATES, CONTROL_PLANE_JOIN)
 
@@ -241,6 +259,7 @@ LONG_TASKS = {
     "Install cri-dockerd": _PACKAGES,
     "Install and configure the container toolkit": _PACKAGES,
     "Install CUDA": _PACKAGES,
+    "Bring the MIG instances to their layout": "waiting for processes to release the GPUs",
     "Load images into Docker": "pulling images",
     "Wait until all images are pulled, and remove ids of the machine": "pulling images",
     "Read the lists of packages": "fetching lists",
@@ -302,6 +321,11 @@ def skipped(phases: Sequence[Phase], skip: Sequence[str], start: str | None) -> 
             raise WrongInput(f"unknown phase {name!r}", f"one of {', '.join(names)}")
     before = names[: names.index(start)] if start else []
     return [name for name in names if name in skip or name in before]
+
+
+def by_cluster(cluster: Mapping[str, Any] | None) -> dict[Only, set[str]]:
+    """No machines for phases about what this cluster does not have; {} if it was not read."""
+    return {} if cluster is None or cluster.get("registry") else {Only.REGISTRY: set()}
 
 
 def not_applicable(

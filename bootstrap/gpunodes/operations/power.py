@@ -52,6 +52,8 @@ class PowerResult:
     """Whether the BMC is the machine's own; None if unknown, and after other actions than status."""
     identities: str = ""
     """Why: the hardware identities that the machine and its BMC report."""
+    waited: str = ""
+    """With --wait: ``node`` if its node is ready, ``ssh`` if only its system was waited for; else ""."""
 
 
 def power(
@@ -171,6 +173,7 @@ def locked(
     """Hold a machine's lock while its power is changed; yields a function that returns why it was lost. Raises Held.
 
     If no lock can be taken, since the control plane is down or does not exist, it continues without and reports that.
+    Raises WrongInput for a kubeconfig that cannot be used.
     """
     with contextlib.ExitStack() as held:
         lost: Callable[[], GpunodesError | None] = _not_lost
@@ -187,6 +190,9 @@ def locked(
             for finding in claim.findings:
                 report(finding.machine, finding.problem.found)
         except (NoSession, NoLock, WrongInput) as error:
+            if isinstance(error, WrongInput) and fleet.inventory.kubeconfig:
+                # A file that cannot be used is no cluster that is down: it can be corrected.
+                raise
             report(machine.name, f"no lock: {error.problem.found}")
         yield lost
 

@@ -269,12 +269,30 @@ def requested_version(
     return versions.check(next(iter(requested), str(settings.resolve({})["gpunodes_kubernetes_version"])))
 
 
-def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, kubernetes: str | None = None) -> RunResult:
-    """The command `preflight`: all findings of all machines; nothing is changed."""
-    version = requested_version(inventory, kubernetes, machines)
+def run(
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    view: RunView,
+    kubernetes: str | None = None,
+    *,
+    without_cluster: bool = False,
+) -> RunResult:
+    """The command `preflight`: all findings of all machines; nothing is changed.
+
+    ``without_cluster``: of machines whose cluster is not known, as before `prepare`.
+    """
+    version = requested_version(inventory, kubernetes, machines, without_cluster=without_cluster)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
-    seen = inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version}, compares=True)
+    seen = inspect(
+        inventory,
+        machines,
+        folder,
+        view,
+        {"gpunodes_kubernetes_version": version},
+        without_cluster=without_cluster,
+        compares=not without_cluster,
+    )
     findings = [*judge(seen, version), *storage_findings.of_machines(inventory, seen.facts)]
     view.findings(findings)
     unreachable = {candidate.name for candidate in seen.candidates if candidate.facts is None}

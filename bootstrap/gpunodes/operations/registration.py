@@ -6,6 +6,6 @@ from gpunodes.operations.run import Operation
 OPERATION = Operation(
     name="registration",
     playbook="registration.yml",
-    phases=(phases.PREFLIGHT, phases.REGISTRATION, phases.POOL),
+    phases=(phases.PREFLIGHT, phases.REGISTRATION, phases.GPU_IDLE, phases.POOL),
     needs_cluster=True,
 )

@@ -146,7 +146,7 @@ def carry_out(
             claim.take_more(facts, lock_only=operation.replaces_objects)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         all_names = {machine.name for machine in machines}
-        not_applicable = phase_list.not_applicable(work, all_names, applicable)
+        not_applicable = phase_list.not_applicable(work, all_names, applicable | phase_list.by_cluster(cluster))
         # Phases that apply to no machine are skipped.
         idle = [name for name, names in not_applicable.items() if names == all_names]
         tracker = Tracker(machines, [phase for phase in work if phase.name not in idle], view, not_applicable)
@@ -381,6 +381,7 @@ def _applicable(
         - own,
         Only.STORAGE: {name for name, request in requested.items() if request["gpunodes_storage"]},
         Only.WITH_DOCKER: set(requested),
+        Only.REGISTRY: set(requested),
         Only.CUDA: {
             name
             for name, request in requested.items()

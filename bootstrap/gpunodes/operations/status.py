@@ -19,7 +19,7 @@ from gpunodes.model import Role
 from gpunodes.operations import phases, switched_off
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, endpoint, reports
+from gpunodes.planner import certificates, endpoint, reports, versions
 from gpunodes.planner.drift import MachineDrift, of_report
 from gpunodes.repair import maintenance
 
@@ -71,7 +71,7 @@ class ClusterStatus:
     etcd_problem: str = ""
     """Why its members are unknown."""
     warnings: Sequence[str] = ()
-    """Certificates of the control plane that end soon, and control planes that do not respond."""
+    """Certificates of the control plane that end soon, control planes that do not respond, and older kubelets."""
     virtual_address: str = ""
     """The address of the setting gpunodes_control_plane_vip, "" for none."""
     holders: Sequence[str] = ()
@@ -128,7 +128,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         holders=[name for name, answer in held.items() if answer is True],
         etcd_problem=etcd_problem,
         drift=differing(tracker),
-        warnings=[*dead, *(f"{control.name}: {each}" for each in ends)],
+        warnings=[*dead, *found.warnings, *(f"{control.name}: {each}" for each in ends)],
     )
 
 
@@ -169,7 +169,8 @@ def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) ->
         )
     present = {node.machine for node in nodes}
     missing = [machine.name for machine in machines if machine.name not in present]
-    return ClusterStatus(cluster["endpoint"], cluster["version"], nodes, missing)
+    old = versions.behind(cluster["version"], {node.name: node.version for node in nodes})
+    return ClusterStatus(cluster["endpoint"], cluster["version"], nodes, missing, warnings=[old] if old else [])
 
 
 def _maintenance(node: Mapping[str, Any], now: float) -> str:

@@ -16,9 +16,6 @@ from gpunodes.model import Machine, Role
 from gpunodes.planner import scaled_pools
 from gpunodes.repair.switched_off import Switched
 
-CATCHES_UP = "it catches up at its next start"
-"""What a roll-out says of a machine that it leaves out."""
-
 
 def read(inventory: Inventory) -> dict[str, Switched]:
     """The machines that are off on purpose, by name.
@@ -42,8 +39,13 @@ def read(inventory: Inventory) -> dict[str, Switched]:
 def split(inventory: Inventory, machines: Sequence[Machine]) -> tuple[list[Machine], dict[str, str]]:
     """The machines that are not off on purpose; and of the others why they are left out, by name."""
     off = read(inventory)
-    left = {each.name: f"{off[each.name].described}; {CATCHES_UP}" for each in machines if each.name in off}
+    left = {each.name: left_out(each.name, off[each.name].described) for each in machines if each.name in off}
     return [each for each in machines if each.name not in left], left
+
+
+def left_out(name: str, why: str) -> str:
+    """Why a command leaves a machine out, and how to include it: nothing is done to it at its next start."""
+    return f"{why}; to include it: `gpunodes power {name} on --wait`, then the same command again"
 
 
 def marked(verdict: Verdict, off: Mapping[str, Switched]) -> Verdict:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpunodes.engine import history
 from gpunodes.engine import power as powers
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoCluster
 from gpunodes.engine.fleet import InventoryFleet, match_nodes, missing, repair_settings
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import user_at_host
@@ -20,8 +21,8 @@ from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.power import Order, PowerState
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.model import Machine
-from gpunodes.operations import drain
+from gpunodes.model import Machine, Role
+from gpunodes.operations import drain, power, without_node
 from gpunodes.operations.power import PowerResult, required
 from gpunodes.operations.repair.context import Report, connected
 from gpunodes.repair import verification
@@ -83,25 +84,59 @@ def off(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool 
 def on(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool = False) -> PowerResult:
     """Switch a machine on, wait until its node is ready with all its GPUs, and end the maintenance of ``off``.
 
-    Raises as ``off``, and GpunodesError if it is not ready in time: then it stays in maintenance.
+    Of a machine without a node, waits for what can be expected of it (``without_node.py``). Raises as ``off``, and
+    GpunodesError if it is not ready in time: then it stays in maintenance.
     """
     control = _control(fleet, machine, report, named=named)
     bmc = control.own_power()
     limits = time_limits(fleet)
-    with connected(fleet, repair_settings(fleet.settings()), "power on") as (cluster, leases):
+    with contextlib.ExitStack() as held:
+        if machine.role is Role.GPU_HOST:
+            return _on_without_node(fleet, machine, control, bmc, report, None)
+        try:
+            given = repair_settings(fleet.settings())
+            cluster, leases = held.enter_context(connected(fleet, given, "power on"))
+        except NoCluster:
+            return _on_without_node(fleet, machine, control, bmc, report, None)
+        match = match_nodes(fleet, cluster.nodes(), {})[machine.name]
+        if match.node is None and not match.contradiction:
+            return _on_without_node(fleet, machine, control, bmc, report, cluster)
         node = _node(fleet, cluster, machine, {})
         with _held(leases, node.name):
             powers.change(bmc, Order.ON)
             report(machine.name, f"waiting until its node is ready, at most {limits.verify:.0f} s")
             _wait_ready(fleet, cluster, leases, machine, node, limits)
             leases.confirm(node.name)
-            maintained = _node(fleet, cluster, machine, {}).maintenance
-            if maintained and maintained.reason == REASON:
-                cluster.end_maintenance(node.name)
-                cluster.event(node.name, "SwitchedOn", f"by {user_at_host()}", warning=False)
-            elif maintained:
-                report(machine.name, f"it stays in maintenance: {maintained.described()}")
-    return _done(fleet, machine, Order.ON, bmc)
+            _end_maintenance(cluster, _node(fleet, cluster, machine, {}), machine, report)
+    return _done(fleet, machine, Order.ON, bmc, without_node.NODE)
+
+
+def _on_without_node(
+    fleet: InventoryFleet,
+    machine: Machine,
+    control: MachineControl,
+    bmc: powers.Power,
+    report: Report,
+    cluster: Cluster | None,
+) -> PowerResult:
+    limits = time_limits(fleet)
+    # By its names, as a join locks it: its node may be created meanwhile.
+    with power.locked(fleet, machine, power.PowerAction.ON, report) as lost:
+        wait = without_node.Wait(fleet, machine, control, report, lost, limits.verify, limits.poll)
+        found = without_node.switch_on(wait, bmc, cluster)
+        if found and cluster:
+            _end_maintenance(cluster, found, machine, report)
+    waited = without_node.NODE if found else without_node.SSH
+    return _done(fleet, machine, Order.ON, bmc, waited)
+
+
+def _end_maintenance(cluster: Cluster, node: Node, machine: Machine, report: Report) -> None:
+    maintained = node.maintenance
+    if maintained and maintained.reason == REASON:
+        cluster.end_maintenance(node.name)
+        cluster.event(node.name, "SwitchedOn", f"by {user_at_host()}", warning=False)
+    elif maintained:
+        report(machine.name, f"it stays in maintenance: {maintained.described()}")
 
 
 def _control(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool) -> MachineControl:
@@ -242,7 +277,7 @@ def _not_ready(fleet: InventoryFleet, cluster: Cluster, machine: Machine, node: 
     return verification.unready(found, node.expected, seen.verdict.boot_id or "")
 
 
-def _done(fleet: InventoryFleet, machine: Machine, order: Order, bmc: powers.Power) -> PowerResult:
+def _done(fleet: InventoryFleet, machine: Machine, order: Order, bmc: powers.Power, waited: str = "") -> PowerResult:
     state = bmc.state().value
     history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, order.value, state)
-    return PowerResult(machine.name, order.value, state, bmc.name)
+    return PowerResult(machine.name, order.value, state, bmc.name, waited=waited)

@@ -14,6 +14,7 @@ OPERATION = Operation(
         *phases.GROW,
         phases.REGISTRATION,
         phases.WORKER,
+        phases.GPU_IDLE,
         phases.POOL,
         phases.DEVICE_PLUGIN,
         phases.READY,

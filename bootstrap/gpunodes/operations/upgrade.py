@@ -60,5 +60,5 @@ def check_workers(machines: Sequence[Machine]) -> None:
             raise WrongInput(
                 f"{machine.name} is a control plane",
                 "workers: a control plane does not return to an older version",
-                "restore a backup of etcd: `gpunodes help --page backup`",
+                "name workers; a backup of etcd brings back objects, not versions: `gpunodes help --page backup`",
             )

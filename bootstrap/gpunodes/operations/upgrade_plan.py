@@ -71,7 +71,7 @@ def _read(
         "upgrade_facts.yml",
         inventory,
         [machine.name for machine in machines if machine.name in seen.facts],
-        variables={"upgrade_minor": versions.minor_of(wanted)},
+        variables={"upgrade_minor": versions.minor_of(wanted), "upgrade_requested": wanted},
         facts=seen.facts,
         cluster=seen.cluster,
     )

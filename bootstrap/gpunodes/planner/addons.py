@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunodes.errors import WrongInput
-from gpunodes.planner import tables
+from gpunodes.planner import load_balancer, tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,10 @@ class Addon:
     """Where its objects come from if it has no template."""
     requires: Mapping[str, Any] = field(default_factory=dict)
     """Settings with the values that they must have."""
-    options: Sequence[str] = ()
+    settings: Sequence[str] = ()
     """Settings that its template uses."""
+    needed: Sequence[str] = ()
+    """Those of them that must not be empty."""
     proof: Mapping[str, Any] = field(default_factory=dict)
     """What is queried after its workloads run."""
     uses: Sequence[Mapping[str, Any]] = ()
@@ -92,12 +94,21 @@ def images_of(addon: Addon, replaced: Mapping[str, Any]) -> dict[str, str]:
 
 
 def values_of(addon: Addon, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings for its template."""
-    return {key: settings[key] for key in addon.options}
+    """The settings for its template; addresses as networks. Call it where ``refusal`` has nothing to say."""
+    forms = {load_balancer.SETTING: load_balancer.blocks}
+    return {key: forms.get(key, lambda value: value)(settings[key]) for key in addon.settings}
 
 
-def refusal(addon: Addon, settings: Mapping[str, Any]) -> WrongInput | None:
-    """Why the settings of the cluster forbid the add-on, None if they do not."""
+def refusal(addon: Addon, settings: Mapping[str, Any], cluster: Sequence[str] = ()) -> WrongInput | None:
+    """Why the settings of the cluster forbid the add-on, None if they do not.
+
+    ``cluster``: the addresses of its nodes and of its API, as far as they are known.
+    """
+    for key in addon.needed:
+        if not settings[key]:
+            return WrongInput(
+                f"{addon.name} needs the setting {key}, which is empty", _WANTED[key], "set it for the whole cluster"
+            )
     for key, wanted in addon.requires.items():
         given, shown = (str(each).lower() for each in (settings[key], wanted))
         # An INI inventory has texts.
@@ -107,4 +118,19 @@ def refusal(addon: Addon, settings: Mapping[str, Any]) -> WrongInput | None:
                 f"{key}: {shown}",
                 "set it for the whole cluster, and apply it there first",
             )
+    if (addresses := load_balancer.SETTING) in addon.settings:
+        given = settings[addresses]
+        if not load_balancer.is_valid(given):
+            return WrongInput(f"{addresses} is {given!r}", load_balancer.WANTED, "correct it")
+        own = [str(settings[f"gpunodes_{each}_subnet"]) for each in ("pod", "service")]
+        own.append(str(settings["gpunodes_control_plane_vip"]))
+        if found := load_balancer.clash(given, cluster, own):
+            return WrongInput(
+                f"{addresses} contains {found}, which the cluster itself has",
+                "addresses that nobody has",
+                "correct it",
+            )
     return None
+
+
+_WANTED = {load_balancer.SETTING: load_balancer.WANTED}

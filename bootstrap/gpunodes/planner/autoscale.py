@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from gpunodes.ansible.module_utils import devices
@@ -34,6 +35,8 @@ class ScaledMachine:
     """The address of its node, or of the machine while it is off."""
     template: Mapping[str, Any] | None = None
     """Labels, taints and capacity of its node; None if they are unknown."""
+    jump: str = ""
+    """The name of the jump hosts before its BMC in the plan, "" for none."""
 
 
 def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[tuple[str, str]]:
@@ -48,6 +51,10 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
                 "gpunodes_bmc_command is a program of the controller: name an image with it in gpunodes_power_image",
             ),
             (
+                bool(each.settings["gpunodes_bmc_jump"]) and not each.settings["gpunodes_bmc_jump_key"],
+                "the power server has no SSH keys of yours: set gpunodes_bmc_jump_key for its gpunodes_bmc_jump",
+            ),
+            (
                 kind == "wol" and not (each.settings["gpunodes_bmc_mac"] or each.identity.macs),
                 "it never reported a MAC address: set gpunodes_bmc_mac",
             ),
@@ -57,8 +64,15 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
             yield each.name, why
 
 
-def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas: Mapping[str, str]) -> dict[str, Any]:
+def document(
+    settings: Mapping[str, Any],
+    machines: Sequence[ScaledMachine],
+    cas: Mapping[str, str],
+    jumps: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The plan (``autoscale/plan.py``); ``cas`` are the texts of the CA files of gpunodes_bmc_verify, by path.
+
+    ``jumps`` are the jump hosts, by their names in the plan.
 
     Raises WrongInput for a pool without a machine.
     """
@@ -81,6 +95,7 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
         "proof_image": str(settings["gpunodes_device_plugin_image"]),
         # Once for all machines: the plan must fit into one ConfigMap.
         "authorities": {path: text for path, text in cas.items() if path in used},
+        "jumps": {name: dict(each) for name, each in jumps.items()},
         "pools": {
             name: {
                 "min": each.least,
@@ -93,7 +108,7 @@ def document(settings: Mapping[str, Any], machines: Sequence[ScaledMachine], cas
         "machines": {
             each.node: {
                 "pool": each.pool,
-                "bmc": _bmc(each.settings),
+                "bmc": {**_bmc(each.settings), "gpunodes_bmc_jump": each.jump},
                 "identity": {
                     "uuid": each.identity.system_uuid,
                     "serial": each.identity.serial,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.ansible.module_utils.host.spec import Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.proxies import Proxies
@@ -19,6 +20,7 @@ from gpunodes.planner import (
     endpoint,
     firewall,
     gpu,
+    gpu_serving,
     gpu_software,
     node_address,
     node_software,
@@ -26,6 +28,7 @@ from gpunodes.planner import (
     pools,
     proxies,
     registration,
+    registry,
     runtime_versions,
     scaled_pools,
     storage,
@@ -85,10 +88,14 @@ class Given:
     """Whether the machine is the first control plane of the inventory."""
     api_check: str = ""
     """The source of keepalived's check of the API server."""
+    mig_program: str = ""
+    """The source of the program that makes MIG instances."""
     target: str = ""
     """The exact Kubernetes version that replaces the machine's present one; "" keeps that."""
     replaces_runtime: bool = False
     """Whether other versions of the container runtime and the container toolkit are replaced; a node keeps its own."""
+    registry: Mapping[str, str] = field(default_factory=dict)
+    """``address`` and ``ca`` of the cluster's registry, {} for none."""
 
     @property
     def is_gpu_host(self) -> bool:
@@ -109,6 +116,8 @@ class GpuState:
     """Labels of the node that are known without a driver."""
     wanted: Mapping[str, Spec]
     """The desired state for the module host, by role."""
+    mig: Mapping[str, int]
+    """The MIG instances of each GPU, by profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,26 +159,25 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
     address = _address(given)
     keepalived = {} if isinstance(address, Problem) else _endpoint(given, address)
     scales = _scales(given)
-    conflict = registration.conflict(given.machine, given.node) if scales else None
+    conflict: Problem | None = None
+    if scales:
+        conflict = registration.conflict(given.machine, given.node) or gpu_serving.conflict(
+            given.machine, given.settings
+        )
     if not isinstance(plan, Plan) or isinstance(address, Problem) or isinstance(keepalived, Problem) or conflict:
         others = [each for each in (address, keepalived, conflict) if isinstance(each, Problem)]
         return (*(() if isinstance(plan, Plan) else plan), *others)
     runtime = _runtime(given)
     socket = f"unix:///run/{'cri-dockerd.sock' if runtime == 'docker' else 'containerd/containerd.sock'}"
-    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
-    of_nodes = [
-        node_software.sandbox(versions.minor_of(version)),
-        *given.images,
-        str(given.settings["gpunodes_ready_image"]),
-    ]
-    images = of_gpus if given.is_gpu_host else [*of_nodes, *of_gpus]
+    images = _images(given, plan, version)
     through = _proxies(given, address)
     software = (
         _gpu_host_wanted(given, runtime)
         if given.is_gpu_host
         else _node_wanted(given, plan, version, runtime, socket, images, address)
     )
-    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, _toolkit_runtimes(given, runtime))
+    toolkits = _toolkit_runtimes(given, runtime)
+    of_gpu = gpu_software.by_role(plan, given.facts, given.sources, toolkits, given.mig_program)
     return Desired(
         kubernetes_version=version,
         runtime=runtime,
@@ -184,11 +192,20 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
             services=gpu_software.services(plan),
             labels=plan.labels,
             wanted=_completed(given, of_gpu, through),
+            mig={} if plan.expected else devices.layout(plan.sharing),
         ),
         labels=_labels(given),
         taints=gpu.taints(given.settings, plan),
         scales=scales,
     )
+
+
+def _images(given: Given, plan: Plan, version: str) -> list[str]:
+    """The images that a new node needs first; of a GPU host those that verify its GPUs."""
+    of_gpus = [str(given.settings["gpunodes_device_plugin_image"])] if plan.gpus else []
+    of_gpus += [str(given.settings["gpunodes_dra_driver_image"])] if plan.serving else []
+    sandbox, ready = node_software.sandbox(versions.minor_of(version)), str(given.settings["gpunodes_ready_image"])
+    return of_gpus if given.is_gpu_host else [sandbox, *given.images, ready, *of_gpus]
 
 
 def _address(given: Given) -> str | Problem:
@@ -291,8 +308,15 @@ def _firewall(given: Given, address: str) -> Firewall | None:
         return None
     role = Role.CONTROL_PLANE if CONTROL_PLANE in given.groups else Role.WORKER
     pods, shared = str(settings["gpunodes_pod_subnet"]), given.control_planes if settings.get(endpoint.VIP) else ()
-    serves = storage.serves(settings[storage.SETTING], given.groups)
-    return firewall.wanted(role, [*given.addresses, address], pods, given.control_addresses, shared, storage=serves)
+    return firewall.wanted(
+        role,
+        [*given.addresses, address],
+        pods,
+        given.control_addresses,
+        shared,
+        network=str(settings["gpunodes_network"]),
+        storage=storage.serves(settings[storage.SETTING], given.groups),
+    )
 
 
 def _node_wanted(
@@ -339,6 +363,9 @@ def _node_wanted(
         found["cri_dockerd"] = node_software.cri_dockerd(package_sources.cri_dockerd(given.sources), sandbox)
     elif for_people:
         found["docker"] = Spec(members={"docker": _users(given)})
+    if registry.is_trusted(given.registry, given.settings):
+        runtimes = {_DOCKER} if with_docker else {"containerd", _DOCKER} if for_people else {"containerd"}
+        found["registry_trust"] = registry.trust(given.registry["address"], given.registry["ca"], runtimes)
     return found
 
 

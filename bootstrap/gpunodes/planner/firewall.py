@@ -27,13 +27,14 @@ def wanted(
     controls: Iterable[str] = (),
     shared: Iterable[str] = (),
     *,
+    network: str = "flannel",
     storage: bool = False,
 ) -> Firewall:
     """What the firewall of a machine with this role lets through.
 
     ``addresses`` are those of the cluster's machines; what is no address, such as a name, is left out. ``pods``: the
     range of pods. ``controls``: the addresses of the control planes, if there are several; ``shared``: of those that
-    share a virtual address. ``storage``: it serves shares.
+    share a virtual address. ``network``: the value of gpunodes_network. ``storage``: it serves shares.
     """
     machines = usable(addresses)
     ranges = [str(each) for each in networks.ranges_of(pods)]
@@ -48,7 +49,7 @@ def wanted(
         # A port without sources would be open to everyone.
         ports={
             port.text: sources[port.from_]
-            for port in ports.of(role, storage=storage)
+            for port in ports.of(role, network=network, storage=storage)
             if port.from_ in sources and (port.from_ == "users" or sources[port.from_])
         },
         devices=tables.read("networks")["pods"]["devices"],
@@ -86,9 +87,9 @@ def labels(facts: Mapping[str, Any], setting: str) -> dict[str, str]:
     return {LABEL: value} if value else {}
 
 
-def closed(firewall: Mapping[str, Any], role: Role) -> list[ports.Port]:
+def closed(firewall: Mapping[str, Any], role: Role, network: str) -> list[ports.Port]:
     """The ports that must be open and that no rule of a firewall mentions; whom its rules let in is not examined."""
-    needed = [port for port in ports.of(role) if port.from_ in _OPENED]
+    needed = [port for port in ports.of(role, network=network) if port.from_ in _OPENED]
     return [port for port in needed if not any(_covers(text, port) for text in firewall["open"])]
 
 

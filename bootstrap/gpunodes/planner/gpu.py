@@ -8,14 +8,15 @@ nothing is upgraded without need.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gates, gpu_sharing, systems, tables
+from gpunodes.planner import gates, gpu_mig, gpu_serving, gpu_sharing, systems, tables
 from gpunodes.planner import gpu_driver as drivers
+from gpunodes.planner import gpu_existing as existing
 from gpunodes.planner import gpu_packages as software
 from gpunodes.planner.gpu_case import (
     Case,
@@ -110,7 +111,8 @@ def requested_of(settings: Mapping[str, Any], kubernetes_version: str) -> Reques
         runtime=str(settings["gpunodes_runtime"]),
         source=str(settings["gpunodes_driver_source"] or ""),
         gates=dict(requested),
-        replicas=gpu_sharing.replicas(settings),
+        sharing=gpu_sharing.sharing(settings),
+        serving=gpu_serving.serving(settings),
         unsupported_os=bool(settings.get("gpunodes_unsupported_os")),
     )
 
@@ -234,11 +236,15 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
     if case.requested.cudnn:
         software.cudnn_limits(case)
     cudas = software.requested_cudas(case)
+    if case.requested.source == Source.EXISTING:
+        return _with_existing_driver(case, cudas, feature_gates, cri_dockerd=cri_dockerd)
     offer, branch, flavour = drivers.choose(case, flavours, cudas)
     if offer is None or flavour is None:
         software.headers(case, signed=False)
         return Plan(case.machine)
     _warn_of_unknown(case, branch, flavour)
+    gpu_mig.judge(case, branch)
+    gpu_serving.judge(case)
     packages = [
         *software.headers(case, signed=offer["signed"]),
         *software.driver(case, offer, branch, flavour),
@@ -251,11 +257,8 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
     if nouveau != "absent":
         case.explain("nouveau off", f"it is {nouveau}, and blocks the GPUs if it is loaded first")
     case.explain("persistence on", "without it, the driver deinitialises idle GPUs")
-    return Plan(
-        case.machine,
-        gpus=case.gpus,
-        expected=bool(expected_gpus(case.facts)),
-        generations=tuple(row["name"] for row in case.generations),
+    return replace(
+        _for_gpus(case, feature_gates, cri_dockerd=cri_dockerd),
         flavour=flavour,
         branch=branch,
         source=Source(offer["source_of"]),
@@ -265,11 +268,41 @@ def _with_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bo
         blacklist_nouveau=nouveau != "absent",
         fabric_manager=any(package.group is Group.FABRIC_MANAGER for package in packages),
         persistence=True,
+        reboot_needed=reboot(case, branch, flavour, nouveau),
+    )
+
+
+def _with_existing_driver(
+    case: Case, cudas: Sequence[tuple[str, Row]], feature_gates: Mapping[str, bool], *, cri_dockerd: bool
+) -> Plan:
+    branch, flavour = existing.judge(case, cudas)
+    if branch:
+        gpu_mig.judge(case, branch)
+    gpu_serving.judge(case)
+    packages = [*existing.cuda(case, branch, cudas), *software.container_toolkit(case)] if branch else []
+    software.check_sources(case, packages)
+    return replace(
+        _for_gpus(case, feature_gates, cri_dockerd=cri_dockerd),
+        flavour=flavour,
+        branch=branch,
+        source=Source.EXISTING,
+        packages=tuple(packages),
+        hold=tuple(tables.read("toolkit")["packages"]["names"]),
+    )
+
+
+def _for_gpus(case: Case, feature_gates: Mapping[str, bool], *, cri_dockerd: bool) -> Plan:
+    """The plan without its driver: GPUs, runtime, and how pods get the GPUs."""
+    return Plan(
+        case.machine,
+        gpus=case.gpus,
+        expected=bool(expected_gpus(case.facts)),
+        generations=tuple(row["name"] for row in case.generations),
         runtime=case.requested.runtime,
         cri_dockerd=cri_dockerd,
         gates=feature_gates,
-        replicas=case.requested.replicas,
-        reboot_needed=reboot(case, branch, flavour, nouveau),
+        sharing=case.requested.sharing,
+        serving=case.requested.serving,
         labels=_labels(case),
     )
 

@@ -21,7 +21,7 @@ def choose(
     if request.source and request.source not in {Source.NVIDIA, Source.DISTRIBUTION}:
         case.refuse(
             f"the driver source {request.source!r} is unknown",
-            "nvidia or distribution",
+            "nvidia, distribution or existing",
             "correct gpunodes_driver_source",
         )
     if request.branch in branches():

@@ -87,6 +87,7 @@ def _judge_unpackaged(case: Case, driver: Row) -> None:
     if installed_driver(driver):
         origin = {"runfile": "by NVIDIA's .run installer"}.get(driver.get("origin") or "", "by an unknown installer")
         remedy = "`nvidia-uninstall`, then reboot" if driver.get("origin") == "runfile" else "remove it, then reboot"
+        remedy += "; or keep it: set gpunodes_driver_source to existing"
         case.refuse(
             f"driver {installed_driver(driver)} was installed {origin}",
             "a driver from packages, or no driver: two drivers overwrite each other's files",

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import ExitCode, exit_code_for
+from gpunodes.planner import gpu_sharing
 
 Facts = Mapping[str, Any]
 
@@ -29,12 +30,15 @@ class Source(StrEnum):
     """The operating system's own archive."""
     TOOLKIT = "nvidia-container-toolkit"
     """NVIDIA's repository of the container toolkit."""
+    EXISTING = "existing"
+    """Of a driver only: others installed it, from wherever."""
 
 
 SOURCES: Mapping[str, str] = {
     Source.NVIDIA: "NVIDIA's repository",
     Source.DISTRIBUTION: "the distribution",
     Source.TOOLKIT: "NVIDIA's repository of the container toolkit",
+    Source.EXISTING: "others",
 }
 """Their names in messages."""
 
@@ -65,11 +69,13 @@ class RequestedSoftware:
     runtime: str = "containerd"
     """``containerd`` or ``docker``."""
     source: str = ""
-    """``nvidia`` or ``distribution``."""
+    """``nvidia``, ``distribution`` or ``existing``."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Additional feature gates of the kubelet."""
-    replicas: int = 1
-    """How many pods get one GPU."""
+    sharing: str = ""
+    """How pods share a GPU, ``time-slicing-4``; empty: they do not."""
+    serving: str = ""
+    """What serves the GPUs: ``dra``; empty: the device plugin."""
     unsupported_os: bool = False
     """A system that no row knows is treated as the nearest one."""
 
@@ -85,7 +91,7 @@ class RequestedSoftware:
 
     def without_kubernetes(self) -> RequestedSoftware:
         """The same request for a machine that is not a node."""
-        return replace(self, kubernetes_version="", gates={}, replicas=1)
+        return replace(self, kubernetes_version="", gates={}, sharing="", serving="")
 
     def settings(self) -> dict[str, Any]:
         """The settings for this request; ``requested_of`` parses them."""
@@ -96,7 +102,8 @@ class RequestedSoftware:
             "gpunodes_cudnn_version": self.cudnn,
             "gpunodes_runtime": self.runtime,
             "gpunodes_feature_gates": dict(self.gates),
-            "gpunodes_gpu_sharing": {"mode": "time-slicing", "replicas": self.replicas} if self.replicas > 1 else {},
+            gpu_sharing.SETTING: gpu_sharing.setting_of(self.sharing),
+            "gpunodes_gpu_serving": self.serving or "device-plugin",
             "gpunodes_unsupported_os": self.unsupported_os,
         }
 
@@ -163,8 +170,10 @@ class Plan:
     """Whether the runtime needs cri-dockerd with this Kubernetes version."""
     gates: Mapping[str, bool] = field(default_factory=dict)
     """Feature gates of the kubelet to set."""
-    replicas: int = 1
-    """How many pods get one GPU."""
+    sharing: str = ""
+    """How pods share a GPU, ``time-slicing-4``; empty: they do not."""
+    serving: str = ""
+    """What serves the GPUs: ``dra``; empty: the device plugin."""
     reboot_needed: str | None = None
     """Why the machine must be rebooted after the installation, or None."""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpunodes.ansible.module_utils.host.spec import Driver, File, Generated, OutputCheck, Service, Spec
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput
-from gpunodes.planner import package_sources
+from gpunodes.planner import gpu_mig, package_sources
 from gpunodes.planner.gpu_model import Facts, Group, Package, Plan, Source
 
 _SECTION = "gpu"
@@ -25,11 +25,16 @@ def services(plan: Plan) -> tuple[str, ...]:
 
 
 def by_role(
-    plan: Plan, facts: Facts, sources: package_sources.SourceSettings, runtimes: Sequence[str]
+    plan: Plan,
+    facts: Facts,
+    sources: package_sources.SourceSettings,
+    runtimes: Sequence[str],
+    mig_program: str = "",
 ) -> dict[str, Spec]:
     """What each role of GPU software installs; nothing without GPUs.
 
-    ``runtimes`` are those that get the container toolkit's configuration. Raises WrongInput for an unknown runtime and
+    ``runtimes`` are those that get the container toolkit's configuration, ``mig_program`` is the source of
+    module_utils/mig.py. Raises WrongInput for an unknown runtime and
     for an unknown key of a package source.
     """
 
@@ -49,10 +54,13 @@ def by_role(
         remedy = "install the GPU software of this machine by hand"
         raise WrongInput(f"the container runtime is {unknown[0]}", " or ".join(_CONFIGURATION), remedy)
     driver = packages(Group.HEADERS, Group.DRIVER, Group.FABRIC_MANAGER)
+    of_driver = {} if plan.source is Source.EXISTING else {"gpu_driver": _driver(driver, plan, str(facts["kernel"]))}
     cuda = packages(Group.CUDA, Group.CUDNN)
     return {
-        "gpu_driver": _driver(driver, plan, str(facts["kernel"])),
+        **of_driver,
         "container_toolkit": _container_toolkit(packages(Group.TOOLKIT), plan, runtimes),
+        # Not on a machine whose disk others will boot: they slice their own GPUs.
+        "gpu_mig": gpu_mig.spec(_SECTION, "" if plan.expected else plan.sharing, mig_program),
         **({"cuda": replace(cuda, checks=_cuda_checks(plan))} if cuda.packages else {}),
     }
 

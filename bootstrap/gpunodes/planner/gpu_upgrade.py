@@ -16,7 +16,7 @@ from gpunodes.errors import ExitCode, exit_code_for
 from gpunodes.planner import gpu, tables
 from gpunodes.planner.gpu_case import Case, installed_driver, number, version_of
 from gpunodes.planner.gpu_installed import installed_from
-from gpunodes.planner.gpu_model import SOURCES, Facts, Group, Plan, RequestedSoftware
+from gpunodes.planner.gpu_model import SOURCES, Facts, Group, Plan, RequestedSoftware, Source
 from gpunodes.planner.gpu_packages import minor_of
 
 _NONE: Mapping[str, Any] = {"module": None, "loaded": False, "origin": None, "packages": {}, "flavour": None}
@@ -122,12 +122,15 @@ def _unsuitable(case: Case, version: str) -> tuple[Problem, ...]:
                 f"drain the node, run `gpunodes gpu remove {case.machine}`, then `gpunodes gpu install`",
             ),
         )
-    if installed_from(case) is None:
+    kept = case.requested.source == Source.EXISTING
+    if kept or installed_from(case) is None:
+        why = "others update it (gpunodes_driver_source: existing)" if kept else "it was not installed from packages"
         return (
             Problem(
-                f"driver {version} was not installed from packages",
+                f"driver {version} is installed, and {why}",
                 "a driver from NVIDIA's repository or the distribution",
-                "remove it (`nvidia-uninstall`), reboot, then run `gpunodes gpu install`",
+                "update it as it was installed; or remove it (`nvidia-uninstall`, or its packages), reboot, leave"
+                " gpunodes_driver_source empty, and run `gpunodes gpu install`",
             ),
         )
     return ()

@@ -50,7 +50,7 @@ def _overlap_warnings(case: Case) -> Iterator[Problem]:
 
 
 def _ports(case: Case) -> Iterator[Problem]:
-    yield from ports.taken(case.facts, case.role)
+    yield from ports.taken(case.facts, case.role, case.settings.network)
 
 
 def _node_ports(case: Case) -> Iterator[Problem]:
@@ -61,9 +61,9 @@ def _firewall(case: Case) -> Iterator[Problem]:
     if case.settings.firewall != firewall.OPEN or networks.is_node(case.facts):
         return
     for each in case.facts["firewalls"]:
-        if each["writable"] or not (closed := firewall.closed(each, case.role)):
+        if each["writable"] or not (closed := firewall.closed(each, case.role, case.settings.network)):
             continue
-        rules = firewall.wanted(case.role, case.others.values(), case.settings.pods)
+        rules = firewall.wanted(case.role, case.others.values(), case.settings.pods, network=case.settings.network)
         needed = {port.text for port in closed}
         lines = firewall.commands(each, firewall.narrowed(rules, needed))
         yield Problem(
@@ -78,7 +78,7 @@ def _closed(case: Case) -> Iterator[Problem]:
     if case.settings.firewall != firewall.LEAVE:
         return
     for each in case.facts["firewalls"]:
-        if closed := firewall.closed(each, case.role):
+        if closed := firewall.closed(each, case.role, case.settings.network):
             shown = ", ".join(f"{port.text} (from {firewall.who(port)})" for port in closed)
             yield Problem(
                 f"{_named(each)} is active, and no rule of it mentions {shown}",

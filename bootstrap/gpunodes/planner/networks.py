@@ -25,6 +25,7 @@ class NetworkSettings:
     services: str = ""
     runtime: str = "containerd"
     firewall: str = "open"
+    network: str = "flannel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def settings_of(settings: Mapping[str, Any]) -> NetworkSettings:
         services=str(settings.get("gpunodes_service_subnet") or ""),
         runtime=str(settings.get("gpunodes_runtime") or "containerd"),
         firewall=str(settings.get("gpunodes_firewall") or "open"),
+        network=str(settings.get("gpunodes_network") or "flannel"),
     )
 
 

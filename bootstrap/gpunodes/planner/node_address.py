@@ -125,6 +125,13 @@ def is_ipv4(text: str) -> bool:
     return True
 
 
+def is_usable(given: ipaddress.IPv4Address | ipaddress.IPv4Network) -> bool:
+    """Whether machines of a network may have this address, or the addresses of this network."""
+    first = given.network_address if isinstance(given, ipaddress.IPv4Network) else given
+    special = given.is_loopback or given.is_multicast or given.is_link_local or given.is_reserved
+    return not special and first.packed[0] != 0
+
+
 def is_ipv6(text: str) -> bool:
     """Whether a text is an IPv6 address."""
     try:

@@ -36,11 +36,23 @@ class PlannedOs:
     reboot: Sequence[str] = ()
     """Why a reboot is due already."""
     unreadable: str = ""
+    held: bool = False
+    """Whether the packages that would bring a refused kernel are held already."""
 
     @property
     def reboot_due(self) -> bool:
         """Whether a reboot is due, now or after the upgrade."""
         return bool(self.reboot or self.kernels)
+
+    def needed(self, *, reboot: bool) -> str:
+        """What an upgrade would do, "" for nothing; ``reboot``: the machine is rebooted if that is due."""
+        upgrades = sum(bool(each.old) for each in self.packages)
+        parts = [f"{upgrades} package{'' if upgrades == 1 else 's'}"] if upgrades else []
+        parts += [f"the kernel {release}" for release in self.kernels]
+        parts += [f"a hold of the kernel {release}" for release in self.refused if not self.held]
+        if reboot and self.reboot:
+            parts.append(f"a reboot: {'; '.join(self.reboot)}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +90,17 @@ def planned(name: str, facts: Facts | None, pending: Any, *, security: bool, why
     ]
     refused = kernels.refused(facts, new)
     # Packages that depend on the newest kernel are held with it.
-    held = {each["name"] for each in pending["packages"] if each["kernel_meta"]} if refused else set()
+    bring = {each["name"] for each in pending["packages"] if each["kernel_meta"]} if refused else set()
     return PlannedOs(
         name,
         [
             each
             for each in packages
-            if each.name not in held and not any(each.name.endswith(f"-{release}") for release in refused)
+            if each.name not in bring and not any(each.name.endswith(f"-{release}") for release in refused)
         ],
         [release for release in new if release not in refused],
         refused,
         [each for each in pending["kept_back"] if not any(fnmatch.fnmatchcase(each, one) for one in keep)],
         pending["reboot"],
+        held=bring <= {*pending["held"]},
     )

@@ -6,10 +6,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpunodes.errors import WrongInput
-from gpunodes.planner import gpu_sharing
+from gpunodes.planner import gpu_serving, gpu_sharing
 
 POOL_LABEL = "gpunodes.dev/pool"
-LABEL_SETTINGS = ("gpunodes_pool", "gpunodes_pools", "gpunodes_gpu_sharing", "gpunodes_node_labels")
+LABEL_SETTINGS = (
+    "gpunodes_pool",
+    "gpunodes_pools",
+    "gpunodes_gpu_sharing",
+    "gpunodes_gpu_serving",
+    "gpunodes_node_labels",
+)
 """The settings that ``labels`` reads."""
 
 
@@ -19,7 +25,8 @@ def labels(settings: Mapping[str, Any], groups: Collection[str]) -> dict[str, st
     Raises WrongInput for a machine in several pools.
     """
     name = pool(settings, groups)
-    return {**({POOL_LABEL: name} if name else {}), **gpu_sharing.labels(settings), **settings["gpunodes_node_labels"]}
+    of_gpus = {**gpu_sharing.labels(settings), **gpu_serving.labels(settings)}
+    return {**({POOL_LABEL: name} if name else {}), **of_gpus, **settings["gpunodes_node_labels"]}
 
 
 def pool(settings: Mapping[str, Any], groups: Collection[str]) -> str:

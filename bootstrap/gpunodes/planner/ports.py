@@ -28,6 +28,7 @@ class Port:
     listener: str = ""
     unit: str = ""
     device: str = ""
+    network: str = ""
 
     @property
     def first(self) -> int:
@@ -56,15 +57,18 @@ def all_ports() -> Sequence[Port]:
     return tuple(Port(**{"from_" if key == "from" else key: value for key, value in row.items()}) for row in rows)
 
 
-def of(role: Role, *, storage: bool = False) -> Sequence[Port]:
-    """The ports of a machine with this role; a control plane is a node too. ``storage``: it serves shares."""
+def of(role: Role, *, network: str = "flannel", storage: bool = False) -> Sequence[Port]:
+    """The ports of a machine with this role; a control plane is a node too.
+
+    ``network``: the value of gpunodes_network. ``storage``: it serves shares.
+    """
     own = {"node": True, "control_plane": role is Role.CONTROL_PLANE, "storage": storage}
-    return [port for port in all_ports() if own[port.on]]
+    return [port for port in all_ports() if own[port.on] and port.network in {"", network}]
 
 
-def taken(facts: Mapping[str, Any], role: Role) -> Iterator[Problem]:
+def taken(facts: Mapping[str, Any], role: Role, network: str) -> Iterator[Problem]:
     """The ports of the role that something else than the cluster's own listener holds, in one problem."""
-    rows = [port for port in of(role) if port.listener != "sshd" and port.from_ != "clients"]
+    rows = [port for port in of(role, network=network) if port.listener != "sshd" and port.from_ != "clients"]
     if found := _held(facts, rows):
         port, socket = found[0]
         yield Problem(

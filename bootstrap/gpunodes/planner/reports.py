@@ -141,6 +141,7 @@ _MACHINE = {
         "unfinished": Optional(bool),
         "before": Optional(_NUMBERS),
         "etcd": Optional(bool),
+        "ended": Optional(bool),
     },
     "ledger": bool,
     **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
@@ -197,6 +198,12 @@ _ETCD = {
     ),
 }
 _CERTIFICATES = Many(_CERTIFICATE, 100)
+# They become a path, and a file that a container runtime trusts.
+_HOST_PORT = Pattern("IPv4 address with a port", r"([0-9]{1,3}\.){3}[0-9]{1,3}:[0-9]{1,5}")
+_PEM = Pattern(
+    "one or two certificates in PEM",
+    r"(-----BEGIN CERTIFICATE-----\n([A-Za-z0-9+/=]{1,76}\n){1,60}-----END CERTIFICATE-----\n){1,2}",
+)
 _CLUSTER = {
     "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
@@ -204,6 +211,7 @@ _CLUSTER = {
     "ca_hash": _CA_HASH,
     "nodes": Many(_CLUSTER_NODE, 20_000),
     "certificates": Optional(_CERTIFICATES),
+    "registry": Optional(Maybe({"address": _HOST_PORT, "ca": _PEM})),
 }
 _LEVELS = Many(
     {"level": str, "state": one_of("ok", "failed", "skipped"), "fact": str, "wanted": str, "remedy": str}, 100
@@ -227,6 +235,7 @@ _UPGRADE = {
     "unfinished": bool,
     "offered": Named(Many(_NUMBERS, 1000), 3, one_of("kubeadm", "kubectl", "kubelet")),
     "unread": str,
+    "fetched": {"version": _NUMBERS, "missing": Many(_IMAGE, 50), "unasked": str},
     "cluster": Maybe(
         {
             "configured": _NUMBERS,
@@ -279,6 +288,7 @@ _PENDING = {
     ),
     "kernels": Many(_WORD, 50),
     "kept_back": Many(_PACKAGE, 20_000),
+    "held": Many(_PACKAGE, 100),
     "reboot": Many(str, 20),
 }
 

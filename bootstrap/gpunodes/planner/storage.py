@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spec
+from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput, together
 from gpunodes.planner import firewall
@@ -50,7 +50,10 @@ _KEYS = ("name", "server", "path", "size", "options", "namespaces")
 # Folders that a system needs, and folders whose content is not data.
 _SYSTEM = {"/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/usr"}
 _SYSTEM |= {"/var", "/var/lib", "/var/log"}
-_BELOW = ("/boot/", "/dev/", "/etc/", "/proc/", "/run/", "/sys/", "/usr/", "/var/lib/gpunodes/", "/var/lib/kubelet/")
+_BELOW = (
+    *("/boot/", "/dev/", "/etc/", "/proc/", "/root/", "/run/", "/sys/", "/usr/", "/var/lib/containerd/"),
+    *("/var/lib/docker/", "/var/lib/etcd/", "/var/lib/gpunodes/", "/var/lib/kubelet/", "/var/log/"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,22 @@ def problems(value: Any) -> Iterator[tuple[str, str]]:
             yield f"has a share that serves {inner}, which is in the share {outer}", "folders beside each other"
 
 
+def moved(value: Sequence[Mapping[str, Any]], directory: str) -> Iterator[tuple[str, str]]:
+    """The same for shares that would contain, or be in, the data of services in ``directory``.
+
+    It is gpunodes_data_directory of the machine that serves them.
+    """
+    # Where module_utils/data_directory.py puts it.
+    data = [f"{directory}/{each.rpartition('/')[2]}/" for each in data_folders("docker").values()]
+    for entry in value:
+        path = f"{entry['path']}/"
+        if not entry.get("server") and any(each.startswith(path) or path.startswith(each) for each in data):
+            yield (
+                f"has the path {entry['path']!r} in {entry['name']}, where gpunodes_data_directory has other data",
+                f"a folder for data, such as {directory}/training",
+            )
+
+
 def _problems_of(entry: Mapping[str, Any], which: str) -> Iterator[tuple[str, str]]:
     """The same for one share."""
     if unknown := [str(key) for key in entry if key not in _KEYS]:
@@ -108,7 +127,7 @@ def _problems_of(entry: Mapping[str, Any], which: str) -> Iterator[tuple[str, st
             f"has the path {path!r} in {which}",
             "an absolute path of letters, digits and . _ -, without . and .. alone",
         )
-    elif not server and (path in _SYSTEM or path.startswith(_BELOW)):
+    elif not server and (path in _SYSTEM or f"{path}/".startswith(_BELOW)):
         yield f"has the path {path!r} in {which}, which the system needs", "a folder for data, such as /srv/training"
     if not _SIZE.fullmatch(str(entry.get("size") or "")):
         yield f"has the size {entry.get('size')!r} in {which}", "a quantity such as 900Gi"
@@ -117,7 +136,8 @@ def _problems_of(entry: Mapping[str, Any], which: str) -> Iterator[tuple[str, st
         ("namespaces", _NAME, "a list of different namespaces, such as [default]"),
     ):
         listed = entry.get(key, ["default"])
-        right = isinstance(listed, list) and listed and all(pattern.fullmatch(str(each)) for each in listed)
+        filled = listed or key == "namespaces"
+        right = isinstance(listed, list) and filled and all(pattern.fullmatch(str(each)) for each in listed)
         if not right or _repeated(list(map(str, listed))):
             yield f"has {key} {listed!r} in {which}", wanted
 
@@ -137,7 +157,7 @@ def shares(value: Any) -> tuple[Share, ...]:
             str(each["path"]),
             str(each["size"]),
             tuple(map(str, each.get("options") or DEFAULT_OPTIONS)),
-            tuple(map(str, each.get("namespaces") or ("default",))),
+            tuple(map(str, each.get("namespaces", ("default",)))),
         )
         for each in value
     )

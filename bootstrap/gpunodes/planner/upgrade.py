@@ -118,9 +118,8 @@ def _components(target: str, subjects: Sequence[Subject]) -> list[Component]:
 def _irreversible(target: str, present: str, subjects: Sequence[Subject]) -> list[str]:
     if versions.minor_of(target) == versions.minor_of(present):
         return []
-    found = [
-        f"The control plane does not return to {versions.minor_of(present)}: only a backup of etcd brings it back."
-    ]
+    older = versions.minor_of(present)
+    found = [f"The control plane does not return to {older}: a backup of etcd brings back objects, not versions."]
     row = versions.minors()[versions.minor_of(target)]
     tags = [str(each.own["images"].get("etcd", "")) for each in subjects if each.own]
     if any(tag and numbers(tag)[:2] < numbers(row["etcd"])[:2] for tag in tags):
@@ -130,10 +129,11 @@ def _irreversible(target: str, present: str, subjects: Sequence[Subject]) -> lis
 
 
 def images(target: str, control_plane: bool) -> list[str]:
-    """The images of an exact version that a machine fetches before it is drained."""
+    """The images that a machine fetches before it is drained; those of a minor have ``{version}`` for an exact one."""
     row = versions.minors().get(versions.minor_of(target))
+    exact = target if versions.is_exact(target) else "{version}"
     names = ["kube-proxy", *(PROGRAMS if control_plane else ())]
-    found = [f"registry.k8s.io/{name}:v{target}" for name in names]
+    found = [f"registry.k8s.io/{name}:v{exact}" for name in names]
     if row is None:
         return found
     if control_plane:

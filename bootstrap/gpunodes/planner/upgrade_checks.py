@@ -30,6 +30,7 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
             continue
         for name, check in _OF_MACHINES.items():
             findings += [PreflightFinding(subject.name, name, each) for each in check(target, subject, subject.own)]
+    findings += _unasked(target, subjects)
     known = {subject.node.get("name") for subject in subjects}
     for node in cluster["nodes"]:
         if node["name"] not in known:
@@ -172,6 +173,29 @@ def _packages(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Probl
             )
 
 
+def _images(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    """Images that no registry has; registries that do not say so are a warning (:func:`_unasked`)."""
+    fetched = own["fetched"]
+    if fetched["version"] == target and fetched["missing"]:
+        yield Problem(
+            f"no registry has {', '.join(fetched['missing'])}",
+            f"all images of Kubernetes {target}, or a containerd that has them already",
+            "add them to the mirror (gpunodes_image_mirrors), or choose another version",
+        )
+
+
+def _unasked(target: str, subjects: Sequence[Subject]) -> Iterator[PreflightFinding]:
+    for subject in subjects:
+        fetched = (subject.own or {}).get("fetched") or {}
+        if fetched.get("version") == target and fetched["unasked"]:
+            problem = Problem(
+                f"whether registries have the images of {target} is unknown: {fetched['unasked']}",
+                "registries that respond: a machine fetches the images before it is drained",
+                "check the network, the mirror and the proxy",
+            )
+            yield PreflightFinding(subject.name, "images", problem, Severity.WARNING)
+
+
 def _deprecated(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
     for own in _clusters(subjects):
         for row in own["cluster"]["deprecated"]:
@@ -227,5 +251,6 @@ _OF_MACHINES = {
     "component gates": _component_gates,
     "arguments": _arguments,
     "packages": _packages,
+    "images": _images,
 }
 _OF_CLUSTER = {"deprecated": _deprecated, "etcd": _etcd, "coredns": _coredns}

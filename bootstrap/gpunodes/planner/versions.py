@@ -9,6 +9,8 @@ from typing import Any
 from gpunodes.errors import WrongInput
 from gpunodes.planner import tables
 
+_NAMED = 5
+
 
 def minors() -> Mapping[str, Mapping[str, Any]]:
     """Known minors, oldest first: ``{"1.36": {"tested": True, "cgroup_v1": "refused"}}``."""
@@ -28,6 +30,17 @@ def is_exact(version: str) -> bool:
 def numbers(version: str) -> tuple[int, ...]:
     """A version that can be compared: (1, 36, 3) for ``v1.36.3``, (3, 6, 8) for ``3.6.8-0``."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def behind(version: str, kubelets: Mapping[str, str]) -> str:
+    """A sentence about the nodes whose kubelet is older than ``version``, the API server's; "" if none is."""
+    old = sorted(name for name, each in kubelets.items() if numbers(each) < numbers(version))
+    if not old:
+        return ""
+    more = f" and {len(old) - _NAMED} more" if len(old) > _NAMED else ""
+    names = f"{', '.join(old[:_NAMED])}{more}"
+    plain = version.removeprefix("v")
+    return f"kubelets are older than the API server ({plain}): {names}; `gpunodes upgrade {plain}` upgrades them"
 
 
 def check(version: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.planner.gates import Gate
 from gpunodes.planner.gpu import Group, Package, Plan, Planned, Plans
 from gpunodes.planner.gpu_model import SOURCES
@@ -105,7 +106,8 @@ def _gpus(plan: Plan) -> str:
 
 def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.source:
-        yield "driver", f"{plan.branch}, {plan.flavour} modules, from {SOURCES[plan.source]}"
+        modules = f", {plan.flavour} modules" if plan.flavour else ""
+        yield "driver", f"{plan.branch}{modules}, from {SOURCES[plan.source]}"
     if plan.module_stream:
         yield "module stream", plan.module_stream
     for group, title in _GROUPS.items():
@@ -117,12 +119,10 @@ def _contents(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.hold:
         yield "held", ", ".join(plan.hold)
     if plan.gpus:
-        if plan.replicas > 1:
-            count = len(plan.gpus)
-            yield (
-                "sharing",
-                f"{count} GPU{'' if count == 1 else 's'} x {plan.replicas} = {count * plan.replicas} shares",
-            )
+        if plan.sharing:
+            yield "sharing", _shares(len(plan.gpus), plan.sharing)
+        if plan.serving:
+            yield "serving", "dynamic resource allocation: pods claim the DeviceClass gpu.nvidia.com"
         yield "nouveau", "disabled" if plan.blacklist_nouveau else "not present"
         yield "reboot", plan.reboot_needed or "no"
         yield "labels", ", ".join(f"{name}={value}" for name, value in plan.labels.items())
@@ -136,3 +136,12 @@ def _package(package: Package) -> str:
 
 def _text(value: bool | None) -> str:
     return "-" if value is None else "true" if value else "false"
+
+
+def _shares(gpus: int, sharing: str) -> str:
+    """``2 GPUs x 4 = 8 shares by time-slicing``, ``2 GPUs x 7 = 14 MIG instances: 7 x 1g.10gb on each``"""
+    count = devices.replicas({devices.SHARING: sharing})
+    total = f"{gpus} GPU{'' if gpus == 1 else 's'} x {count} = {gpus * count}"
+    if layout := devices.layout(sharing):
+        return f"{total} MIG instances: {' + '.join(f'{each} x {name}' for name, each in layout.items())} on each"
+    return f"{total} shares by {sharing.rpartition('-')[0]}"

@@ -14,6 +14,7 @@ import pytest
 from gpunodes.autoscale import plan
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.power import AlreadyOn, BmcMachines
+from gpunodes.autoscale.state import Kubelet
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble, wol
 
 from tests import redfish
@@ -200,6 +201,16 @@ def test_a_packet_is_not_sent_to_an_address_that_the_machine_does_not_have(tmp_p
     with pytest.raises(PowerProblem, match="it reported 00:25:90:00:00:08") as caught:
         machines.state("w1")
     assert caught.value.trouble is Trouble.WRONG_MACHINE
+
+
+def test_the_network_shows_whether_a_kubelet_listens(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines, _ = start("obeys")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        monkeypatch.setattr("gpunodes.autoscale.power.KUBELET", listening.getsockname()[1])
+        assert machines.kubelet("w1") is Kubelet.RUNS
+    assert machines.kubelet("w1") is Kubelet.DOWN
+    monkeypatch.setattr(socket, "create_connection", lambda *_: (_ for _ in ()).throw(TimeoutError()))
+    assert machines.kubelet("w1") is Kubelet.SILENT
 
 
 def test_an_authority_of_the_plan_is_a_private_file(start: Start) -> None:

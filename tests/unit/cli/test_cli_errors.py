@@ -96,11 +96,11 @@ def test_wrong_input_is_a_sentence(tmp_path: Path, command: str, message: str) -
     [
         ("health", "the group workers or gpu_hosts"),
         ("power gpu-1 status", "the group workers or gpu_hosts"),
-        ("repair gpu-1", "with --without-cluster workers are enough"),
-        ("uncordon gpu-1", "with --without-cluster workers are enough"),
-        ("health --reboot-hung", "with --without-cluster workers are enough"),
+        ("repair gpu-1", "with --kubeconfig or --without-cluster workers are enough"),
+        ("uncordon gpu-1", "with --kubeconfig or --without-cluster workers are enough"),
+        ("health --reboot-hung", "with --kubeconfig or --without-cluster workers are enough"),
         ("status", "the group control_plane"),
-        ("maintenance list", "the group control_plane"),
+        ("maintenance list", "with --kubeconfig workers are enough"),
     ],
 )
 def test_commands_for_existing_clusters_suggest_no_new_one(tmp_path: Path, command: str, wanted: str) -> None:

@@ -16,7 +16,7 @@ from gpunodes.cli import options, playbook
 from gpunodes.cli.etcd import timer
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.inventory.loader import sudo_password
+from gpunodes.inventory.loader import password_of
 
 PASSWORD = "pa ss\"w$x'"
 BIN = Path(sys.executable).parent
@@ -25,12 +25,12 @@ BIN = Path(sys.executable).parent
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("BECOME", "VAULT"):
+    for name in ("BECOME", "CONNECTION", "VAULT"):
         # Set once, so that what a command sets is taken back.
         monkeypatch.setenv(f"ANSIBLE_{name}_PASSWORD_FILE", "")
         monkeypatch.delenv(f"ANSIBLE_{name}_PASSWORD_FILE")
         monkeypatch.setenv(f"GPUNODES_ANSIBLE_{name}_PASSWORD_FILE", "")
-    sudo_password.cache_clear()
+    password_of.cache_clear()
     return tmp_path / "state"
 
 
@@ -62,6 +62,19 @@ def test_sudo_s_password_is_asked_for_and_lies_nowhere(tmp_path: Path, state: Pa
     assert "ansible_become_password" not in found["said"]["gpu-2"]
     assert PASSWORD not in found["environment"]
     assert PASSWORD not in done.stderr
+    assert [path for path in state.rglob("*") if path.is_file() and PASSWORD in path.read_text()] == []
+
+
+def test_the_login_s_password_is_asked_for_and_lies_nowhere(tmp_path: Path, state: Path) -> None:
+    """As that of sudo."""
+    text = "workers: {hosts: {gpu-1: {}, gpu-2: {ansible_password: own}}}\n"
+    words = ["-k", "-i", str(hosts(tmp_path, text))]
+    done = CliRunner().invoke(show, words, input=f"{PASSWORD}\n", catch_exceptions=False)
+    found = json.loads(done.stdout)
+    assert found["said"]["gpu-1"]["ansible_ssh_password"] == PASSWORD
+    assert "ansible_ssh_password" not in found["said"]["gpu-2"]
+    assert "ansible_become_password" not in found["said"]["gpu-1"]
+    assert PASSWORD not in found["environment"]
     assert [path for path in state.rglob("*") if path.is_file() and PASSWORD in path.read_text()] == []
 
 
@@ -129,4 +142,5 @@ def test_every_command_that_reads_an_inventory_asks() -> None:
     assert len(reading) > 12
     for command in reading:
         flags = {flag for parameter in command.params for flag in parameter.opts}
-        assert {"-K", "--ask-become-pass", "-J", "--ask-vault-pass"} <= flags, command.name
+        wanted = {"-k", "--ask-pass", "-K", "--ask-become-pass", "-J", "--ask-vault-pass"}
+        assert wanted <= flags, command.name

@@ -25,7 +25,15 @@ from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import group_lock, locks
 from gpunodes.engine.cluster import session as sessions
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.cluster.connection import NO_CLUSTER, NO_SESSION, OTHER_CLUSTER, Transport, here, over_ssh
+from gpunodes.engine.cluster.connection import (
+    NO_CLUSTER,
+    NO_SESSION,
+    OTHER_CLUSTER,
+    Connection,
+    Transport,
+    here,
+    over_ssh,
+)
 from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.cluster.session import Session, is_sent_once
@@ -366,7 +374,9 @@ def test_a_command_goes_on_over_another_sshd(servers: list[Server], tmp_path: Pa
             leases.take("w0")
             assert opened.machine == "c0"
             first.close()
-            process = opened._connections[0]._process
+            used = opened._connections[0]
+            assert isinstance(used, Connection)
+            process = used._process
             assert process
             process.kill()
             leases.confirm("w0", wait=False)

@@ -204,6 +204,20 @@ def test_a_control_plane_without_kubectl_or_a_cluster(
     assert reason in found["reason"]
 
 
+def test_a_port_that_opens_late_is_the_first_that_is_reported() -> None:
+    """On a slow machine kubectl takes longer than the time between two signs of life."""
+    program = (
+        "import subprocess, sys; from gpunodes.ansible.module_utils import port_forward; port_forward.BEAT_S = 0.1;"
+        "port_forward._follow(subprocess.Popen(['sh', '-c', sys.argv[1]], stdout=-1, stderr=-1))"
+    )
+    argv = [sys.executable, "-c", program, "sleep 0.6; echo Forwarding from x; sleep 1.2"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        states = [json.loads(line)["state"] for line in process.stdout]
+    assert (states[0], states[-1]) == ("forwarding", "ended")
+    assert set(states[1:-1]) == {"alive"}
+
+
 def test_the_api_server_of_the_machine_itself_is_preferred() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         own = f"https://127.0.0.1:{server.getsockname()[1]}"

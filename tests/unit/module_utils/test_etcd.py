@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import containers, etcd, kube_api, kubeconfig
+from gpunodes.ansible.module_utils import containers, etcd, kube_api, kubeconfig, ledger
 from gpunodes.ansible.module_utils.cluster import membership
 from gpunodes.ansible.module_utils.cluster.nodes import CONTROL_PLANE
 from gpunodes.ansible.module_utils.etcd import Member
@@ -390,6 +390,23 @@ def test_a_member_among_others_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(containers, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     with pytest.raises(MachineProblem, match=r"may be a member .*etcd does not run on this machine"):
         membership.check_alone()
+
+
+def test_a_control_plane_that_a_restore_left_is_reset_when_the_restored_one_responds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`etcd restore` names this reset as the next step. One whose etcd was started again is a member like others."""
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
+    monkeypatch.setattr(containers, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
+    with pytest.raises(MachineProblem, match="may be a member"):
+        membership.check_alone(responds=True)
+    ledger.Ledger(etcd_restore={"snapshot": "0" * 64, "state": "stopped"}).save()
+    membership.check_alone(responds=True)
+    with pytest.raises(MachineProblem, match="may be a member"):
+        membership.check_alone(responds=False)
+    running(monkeypatch, member(1), member(2))
+    with pytest.raises(MachineProblem, match="belongs to a cluster of several"):
+        membership.check_alone(responds=True)
 
 
 def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ import pytest
 from gpunodes.ansible.module_utils import facts, gpu_facts, ledger
 from gpunodes.planner import reports
 
+from tests import node_certificates
+
 
 def test_os_release() -> None:
     text = 'PRETTY_NAME="Debian GNU/Linux 13 (trixie)"\nID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n# x=1\n'
@@ -52,6 +54,24 @@ def test_a_machine_says_that_its_join_was_interrupted(
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     ledger.Ledger(kubeadm=stage).save()
     assert facts.kubernetes()["unfinished"] is unfinished
+
+
+@pytest.mark.parametrize(("days", "ended"), [(-1, True), (1, False), (None, False)])
+def test_a_machine_says_that_the_certificate_of_its_kubelet_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, days: int | None, ended: bool
+) -> None:
+    path = tmp_path / "kubelet-client-current.pem"
+    if days is not None:
+        path.write_text(node_certificates.pem("w1", days))
+    monkeypatch.setattr(facts, "CLIENT_CERTIFICATE", str(path))
+    assert facts.kubernetes()["ended"] is ended
+
+
+def test_a_damaged_certificate_has_not_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "kubelet-client-current.pem"
+    path.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    monkeypatch.setattr(facts, "CLIENT_CERTIFICATE", str(path))
+    assert facts.kubernetes()["ended"] is False
 
 
 @pytest.mark.parametrize("directory", ["", "/nowhere", "/da ta", "/data\n[Mount]"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import glob
+import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import ledger
+from gpunodes.ansible.module_utils import escalate, gpu_facts, ledger
+from gpunodes.ansible.module_utils.driver_upgrade import users
 from gpunodes.ansible.module_utils.host import gpu_driver
 from gpunodes.ansible.module_utils.host.changes import Changes
 from gpunodes.ansible.module_utils.host.converge import converge
@@ -228,6 +232,33 @@ def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
         (folder / "cgroup").write_text(f"0::/system.slice/{group}\n")
     assert gpu_driver.holders(["nvidia-persistenced"]) == ["python3 (8)"]
     assert sorted(gpu_driver.holders([])) == ["python3 (7)", "python3 (8)"]
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_process_that_closes_files_meanwhile_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data loader does so all the time. Its device may have been deleted since, too."""
+    folder = tmp_path / "proc/8"
+    (folder / "fd").mkdir(parents=True)
+    for number, link in enumerate(("/dev/null", "/dev/nvidia0 (deleted)", "/dev/null")):
+        (folder / f"fd/{number}").symlink_to(link)
+    (folder / "comm").write_text("python3\n")
+    (folder / "cgroup").write_text("0::/user.slice\n")
+    readlink = os.readlink
+
+    def closed(path: str) -> str:
+        if path.endswith(("/0", "/2")):
+            raise FileNotFoundError(errno.ENOENT, "", path)
+        return readlink(path)
+
+    monkeypatch.setattr(gpu_driver, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(os, "readlink", closed)
+    assert gpu_driver.holders([]) == ["python3 (8)"]
+    assert [each.name for each in users.find()] == ["python3"]
+    assert gpu_facts._clients(str(tmp_path)) == 1
+    monkeypatch.setattr(glob, "glob", lambda _: [str(folder)])
+    assert escalate.holders([]) == ["python3 (8)"]
 
 
 def test_debian_calls_its_module_by_another_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ class Api:
 
     def __init__(self, offered: int, *pods: dict[str, Any], **more: str) -> None:
         allocatable = {"cpu": "8", "nvidia.com/gpu": str(offered), **more}
-        self.node = {
+        self.node: dict[str, Any] = {
             "metadata": {"name": "gpu-1"},
             "status": {"nodeInfo": {"bootID": "b"}, "allocatable": allocatable},
         }
@@ -265,3 +265,37 @@ def test_the_cluster_tells_what_is_ours() -> None:
     made["metadata"]["annotations"][GPU_BOOT] = "b"
     told = describe(made, [])
     assert (told["gpus"], told["gpus_verified"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})
+
+
+def test_mig_instances_are_offered_exactly_as_the_layout_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(14)
+    api.node["metadata"]["labels"] = {"gpunodes.dev/sharing": "mig-1g.10gb-7"}
+    api.log += "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n"
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
+    monkeypatch.setattr(gpu_cluster, "_POLL_S", 0.01)
+
+    def found(limit_s: float = 5.0) -> list[dict[str, str]]:
+        return gpu_cluster.verify({"gpu-1": 14}, "image", limit_s)["gpu-1"]
+
+    assert [each["fact"] for each in found()] == [
+        "allocatable nvidia.com/gpu: 14",
+        "a job that requested one MIG instance got MIG-1",
+    ]
+    api.log = "GPU 0: NVIDIA H100 (UUID: GPU-1)\n"
+    assert found()[1]["fact"] == "the job's nvidia-smi listed 0 MIG instances"
+    api.node["status"]["allocatable"] |= {"nvidia.com/gpu": "2", "nvidia.com/mig-1g.10gb": "12"}
+    [level] = found(0.05)
+    assert level["state"] == "failed", "as many devices, under other names"
+    assert level["wanted"] == "14 MIG instances (7 x 1g.10gb of each GPU)"
+
+
+def test_several_profiles_have_a_resource_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(0, **{"nvidia.com/mig-3g.40gb": "2", "nvidia.com/mig-1g.10gb": "8"})
+    api.node["metadata"]["labels"] = {"gpunodes.dev/sharing": "mig-3g.40gb-1-1g.10gb-4"}
+    api.log += "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n"
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
+    [kubelet, pod_level] = gpu_cluster.verify({"gpu-1": 10}, "image", 5.0)["gpu-1"]
+    assert (kubelet["state"], pod_level["state"]) == ("ok", "ok")
+    [job] = api.jobs
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert set(container["resources"]["limits"]) <= {"nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"}

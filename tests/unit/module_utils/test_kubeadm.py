@@ -227,3 +227,25 @@ def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.M
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == done
     assert (mode(killed), ledger.load().kubeadm) == (0o600, "join done")
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == []
+
+
+@pytest.mark.parametrize(
+    ("ended", "actions"), [(False, []), (True, ["reset an earlier join", "kubeadm join"])], ids=["valid", "ended"]
+)
+def test_a_worker_whose_certificate_has_ended_joins_again(
+    monkeypatch: pytest.MonkeyPatch, ended: bool, actions: list[str]
+) -> None:
+    """Also while its node still exists: its kubelet cannot start any more. Its file alone does not decide it."""
+    state = {"role": "worker", "ca_hash": "sha256:a", "server": "https://x", "ended": True}
+    done: list[str] = []
+    monkeypatch.setattr(facts, "kubernetes", lambda: state)
+    monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger(kubeadm="join done"))
+    monkeypatch.setattr(ledger.Ledger, "save", lambda *_: None)
+    monkeypatch.setattr(reset, "leftovers", lambda: ["/etc/kubernetes/kubelet.conf"])
+    monkeypatch.setattr(reset, "reset", lambda: done.append("reset"))
+    monkeypatch.setattr(command, "begin", lambda *_: None)
+    monkeypatch.setattr(command, "end", lambda *_: None)
+    monkeypatch.setattr(command, "run", lambda verb, *_: done.append(verb))
+    report = join.join("10.0.0.1:6443", "a.b", "sha256:a", True, {}, 60, check=False, ended=ended)
+    assert report.actions == actions
+    assert done == (["reset", "join"] if ended else [])

@@ -33,12 +33,14 @@ from gpunodes.ansible.module_utils import (
     facts,
     firewall,
     gpu_cluster,
+    gpu_mig,
     gpu_verify,
     image_loaded,
     kube_api,
     kubeconfig,
     ledger,
     lock,
+    mig,
     nccl_test,
     packages,
     pools,
@@ -80,6 +82,7 @@ from gpunodes.ansible.module_utils.runtime_upgrade import upgrade as runtime_upg
 
 from tests.unit.module_utils.test_converge import Packages
 from tests.unit.module_utils.test_documentation import MODULES, documents
+from tests.unit.test_gpu_mig import Board
 
 HIDDEN = "hunter2hunter2"
 TOKEN = "abcdef.0123456789abcdef"
@@ -649,6 +652,22 @@ def virtual(machine: Machine) -> dict[str, Any]:
     return {"wanted": wanted, "address": "192.0.2.10"}
 
 
+def gpu_sliced(machine: Machine) -> dict[str, Any]:
+    """Two GPUs without instances."""
+    board = Board(machine.root / "capabilities")
+    machine.monkeypatch.setattr(mig, "CAPABILITIES", str(board.capabilities))
+    machine.monkeypatch.setattr(mig, "describe_devices", lambda _: None)
+    machine.monkeypatch.setattr(gpu_mig, "_run", board.run)
+    machine.monkeypatch.setattr(gpu_mig, "UNIT", f"{machine.root}/unit")
+    machine.monkeypatch.setattr(gpu_driver, "SYS", f"{machine.root}/sys")
+    machine.monkeypatch.setattr(gpu_driver, "holders", lambda _: [])
+    (machine.root / "sys/module/nvidia").mkdir(parents=True)
+    return {
+        "wanted": {"section": "gpu", "files": [{"path": gpu_mig.UNIT, "content": "new\n"}]},
+        "layout": {"1g.10gb": 7},
+    }
+
+
 CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
     "burn_in_taint": (
         lambda _: {"node": "worker-1"},
@@ -724,6 +743,13 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             "ledger of changes": ({"{root}/ledger/ledger.json": "present"}, {}),
             "packages": ({"containerd": "1.7.24-1", "runc": "1.1"}, {}),
             "service containerd": ({"enabled": True, "active": True}, {"enabled": False, "active": False}),
+        },
+    ),
+    "gpu_mig": (
+        gpu_sliced,
+        {
+            "MIG instances": ({"GPU-0": "no MIG", "GPU-1": "no MIG"}, {"GPU-0": "7 x 1g.10gb", "GPU-1": "7 x 1g.10gb"}),
+            "{root}/unit": ("", "new\n"),
         },
     ),
     "gpu_upgrade": (driver_upgraded, {"kept drivers": ({}, {"580": "kept"})}),
@@ -924,7 +950,10 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
 
 
 def read_for_upgrade(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(upgrade_facts, "read", lambda url, _, cluster: {"url": url, "cluster": cluster})
+    def read(sources: upgrade_facts.Sources, cluster: bool) -> dict[str, Any]:
+        return {"url": sources.url, "cluster": cluster}
+
+    machine.monkeypatch.setattr(upgrade_facts, "read", read)
     return {"url": "http://mirror/", "cluster": True}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import kube_api
 from gpunodes.ansible.module_utils.cluster import objects
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 LABEL = "part-of=x"
 
@@ -75,3 +76,40 @@ def test_all_are_deleted_the_last_kind_first(api: Api) -> None:
     assert {each.title for each in differences} == set(deleted)
     assert objects.delete(GIVEN, LABEL, False, keep=False) == ([], [])
     assert [each["metadata"]["name"] for each in api.objects.values()] == ["of-another"]
+
+
+@pytest.mark.parametrize(
+    ("ready", "annotations", "installed", "refused"),
+    [
+        ("False", {}, False, False),  # a cluster that was just created
+        ("True", {}, True, False),
+        ("True", {}, False, True),
+        ("True", {"flannel.alpha.coreos.com/backend-type": "vxlan"}, False, False),  # flannel's DaemonSet was deleted
+    ],
+)
+def test_a_network_add_on_is_not_applied_beside_another(
+    monkeypatch: pytest.MonkeyPatch, ready: str, annotations: dict[str, str], installed: bool, refused: bool
+) -> None:
+    node = {
+        "metadata": {"name": "control-1", "annotations": annotations},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
+
+    class Cluster:
+        def get(self, path: str, **_: str) -> Any:
+            if path == "/api/v1/nodes":
+                return {"items": [node]}
+            return {"resources": [{"kind": "DaemonSet", "name": "daemonsets", "namespaced": True}]}
+
+        def find(self, path: str) -> Any:
+            assert path == "/apis/apps/v1/namespaces/kube-flannel/daemonsets/kube-flannel-ds"
+            return {} if not installed else {"metadata": {}}
+
+    monkeypatch.setattr(kube_api, "admin", Cluster)
+    own = {"metadata": {"name": "kube-flannel-ds", "namespace": "kube-flannel"}}
+    given = [some("Namespace", "kube-flannel"), {"apiVersion": "apps/v1", "kind": "DaemonSet", **own}]
+    if refused:
+        with pytest.raises(MachineProblem, match=r"is ready without kube-flannel-ds.*gpunodes_network to none"):
+            objects.check_network(given)
+    else:
+        objects.check_network(given)

@@ -166,6 +166,11 @@ def test_a_machine_that_is_off_keeps_its_place_and_what_was_seen_of_it(place: Ob
         ("gpunodes_bmc_type: redfish", "gpunodes_bmc_type: ''", "w1 of a pool that scales: it has no BMC"),
         ("gpunodes_bmc_type: redfish", "gpunodes_bmc_type: wol", "set gpunodes_bmc_mac"),
         (
+            "gpunodes_bmc_type: redfish",
+            "gpunodes_bmc_type: redfish\n    gpunodes_bmc_jump: ops@b",
+            "gpunodes_bmc_jump_key",
+        ),
+        (
             "gpunodes_power_image: registry.example/gpunodes:1",
             "x: y",
             "no image of the power server at gpunodes-image-",

@@ -62,6 +62,7 @@ class Place:
         monkeypatch.setattr(control_planes, "session", lambda *_: self)
         monkeypatch.setattr(locks, "hold", self._hold)
         self.inventory: Any = SimpleNamespace(
+            kubeconfig=None,
             control_planes=lambda: [CONTROL],
             connection=lambda _: {},
             machines=lambda *_: [CONTROL, *WORKERS],
@@ -302,6 +303,7 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
     monkeypatch.setattr(preflight, "requested_version", lambda *_, **__: "1.36.3")
     quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "task", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(
+        kubeconfig=None,
         cluster="test",
         controls_of=lambda _: [CONTROL],
         variables=lambda _: {},

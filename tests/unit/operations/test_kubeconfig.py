@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from gpunodes.engine import journal
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.cli import common, reset
+from gpunodes.engine import control_planes, journal
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import from_control_plane, reduced
-from gpunodes.operations import kubeconfig
+from gpunodes.operations import kubeconfig, kubectl
 
 from tests import sshd
 
 PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").decode()
+OTHER_PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nBBBB\n-----END CERTIFICATE-----\n").decode()
 CLUSTER = {"server": "https://10.0.0.1:6443", "certificate-authority-data": PEM}
 USER = {"client-certificate-data": PEM, "client-key-data": PEM}
 
@@ -136,6 +141,65 @@ def test_a_user_s_own_programs_are_kept(tmp_path: Path) -> None:
     assert yaml.safe_load(target.read_text())["users"][0] == existing["users"][0]
 
 
+def test_only_what_was_merged_for_the_cluster_is_forgotten(tmp_path: Path) -> None:
+    """Another cluster at the same address, and contexts of the user for this one, stay with what they need."""
+    target, ours = tmp_path / "config", kubeconfig_of("lab", "https://10.0.0.1:6443")
+    later = reduced(admin({**CLUSTER, "certificate-authority-data": OTHER_PEM}), "later")
+    for each in (kubeconfig_of("work", "https://w"), later, kubeconfig_of("lab-alice", "https://10.0.0.1:6443"), ours):
+        kubeconfig.write(target, each, merge=True)
+    merged = kubeconfig.merged_for(yaml.safe_load(target.read_text()), ours["clusters"][0]["cluster"])
+    assert set(merged.contexts) == {"gpunodes-lab", "gpunodes-lab-alice"}
+    kubeconfig.forget(replace(merged, path=target))
+    left = yaml.safe_load(target.read_text())
+    for kind in ("clusters", "contexts", "users"):
+        assert [each["name"] for each in left[kind]] == ["gpunodes-work", "gpunodes-later"]
+    assert left["current-context"] == ""
+    assert target.stat().st_mode & 0o777 == 0o600
+
+    document = kubeconfig.merged({"current-context": "mine"}, ours)
+    document["contexts"].append({"name": "mine", "context": {"cluster": "gpunodes-lab", "user": "gpunodes-lab"}})
+    merged = kubeconfig.merged_for(document, ours["clusters"][0]["cluster"])
+    assert (set(merged.contexts), set(merged.clusters), set(merged.users)) == ({"gpunodes-lab"}, set(), set())
+
+
+@pytest.mark.parametrize("document", [{}, {"clusters": 5}, {"clusters": [5, {"name": "gpunodes-x"}], "contexts": [{}]}])
+def test_nothing_is_found_in_another_file(document: Any) -> None:
+    assert not kubeconfig.merged_for(document, CLUSTER).contexts
+
+
+@pytest.mark.parametrize(
+    ("output", "server", "message"),
+    [
+        ('{"clientVersion": {"gitVersion": "v1.36.3"}}', "v1.36.1", ""),
+        ('{"clientVersion": {"gitVersion": "v1.35.0"}}', "v1.36.1+rke2r1", ""),
+        (
+            '{"clientVersion": {"gitVersion": "v1.34.9"}}',
+            "v1.36.1",
+            "has the version 1.34; wanted: kubectl 1.35 to 1.37",
+        ),
+        ('{"clientVersion": {"gitVersion": "v1.38.0"}}', "v1.36.1", "has the version 1.38"),
+        ("{", "v1.36.1", "no kubectl that works is on the PATH; wanted: kubectl 1.35 to 1.37"),
+        (None, "v1.36.1", "no kubectl that works is on the PATH"),
+        (None, "v1.36.1\x1b[2J", ""),
+        (None, 5, ""),
+    ],
+)
+def test_a_kubectl_that_is_absent_or_skewed_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str | None, server: Any, message: str
+) -> None:
+    """What a cluster reports as its version is checked, and the program is the user's own."""
+    if output is not None:
+        (tmp_path / "kubectl").write_text(f"#!/bin/sh\nprintf '%s' '{output}'\n")
+        (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    api = SimpleNamespace(call_once=lambda *_: SimpleNamespace(body={"gitVersion": server}))
+    monkeypatch.setattr(control_planes, "connected", lambda *_: contextlib.nullcontext(api))
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {c1: }}\n")
+    found = kubectl.problem(Inventory(path))
+    assert (message in str(found)) if message else found is None
+
+
 # --- where it is stored ----------------------------------------------------------------------------------------------
 
 needs_sshd = pytest.mark.skipif(
@@ -170,6 +234,25 @@ def test_it_is_fetched_and_stored_in_no_file(inventory: Inventory, tmp_path: Pat
 
 
 @needs_sshd
+def test_what_was_merged_is_found_by_the_control_plane_s_ca(
+    inventory: Inventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without entries of gpunodes in the user's file the control plane is not asked."""
+    target = tmp_path / "config"
+    monkeypatch.setenv("KUBECONFIG", str(target))
+    assert kubeconfig.find_merged(inventory) is None
+    target.write_text(yaml.safe_dump(kubeconfig_of("control-1", CLUSTER["server"])))
+    with pytest.raises(GpunodesError, match="not a control plane"):
+        kubeconfig.find_merged(inventory)
+    (tmp_path / "admin.conf").write_text(yaml.safe_dump(admin({**CLUSTER, "certificate-authority-data": OTHER_PEM})))
+    assert kubeconfig.find_merged(inventory) is None
+    (tmp_path / "admin.conf").write_text(yaml.safe_dump(admin()))
+    found = kubeconfig.find_merged(inventory)
+    assert found is not None
+    assert (found.path, set(found.contexts)) == (target, {"gpunodes-control-1"})
+
+
+@needs_sshd
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -198,3 +281,48 @@ def test_leftovers_of_a_killed_command_are_deleted_at_the_next_start() -> None:
         path.write_text("secret")
     journal.open_run("health")
     assert [path for path in leftovers if path.exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "is_forgotten"),
+    [((), True), (("--dry-run",), False), (("--skip-phase", "reset"), False), (("--from-phase", "reset"), True)],
+)
+def test_a_reset_that_removes_no_cluster_keeps_its_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_forgotten: bool
+) -> None:
+    path, forgotten = tmp_path / "hosts.yml", list[kubeconfig.Merged]()
+    path.write_text("control_plane: {hosts: {c1: }}\n")
+    merged = kubeconfig.Merged(tmp_path / "config", {"gpunodes-c1"}, {"gpunodes-c1"}, {"gpunodes-c1"})
+    monkeypatch.setattr(common, "execute_confirmed", lambda *_, **__: ExitCode.DONE)
+    monkeypatch.setattr(kubeconfig, "find_merged", lambda _: merged)
+    monkeypatch.setattr(kubeconfig, "forget", forgotten.append)
+    reset.command.main(["c1", "--yes", "-i", str(path), *words], standalone_mode=False)
+    assert forgotten == ([merged] if is_forgotten else [])
+
+
+def test_a_context_that_cannot_be_removed_fails_no_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {c1: }}\n")
+    merged = kubeconfig.Merged(tmp_path / "gone", {"gpunodes-c1"}, {"gpunodes-c1"}, {"gpunodes-c1"})
+    monkeypatch.setattr(common, "execute_confirmed", lambda *_, **__: ExitCode.DONE)
+    monkeypatch.setattr(kubeconfig, "find_merged", lambda _: merged)
+    assert reset.command.main(["c1", "--yes", "-i", str(path)], standalone_mode=False) == ExitCode.DONE
+    assert "keeps the context gpunodes-c1 of this cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("contexts", [[5, {"context": {}}, "x"], {"a": "b"}])
+def test_a_kubeconfig_of_the_user_may_have_anything(tmp_path: Path, contexts: Any) -> None:
+    target = tmp_path / "config"
+    target.write_text(yaml.safe_dump({"contexts": contexts}))
+    ours = kubeconfig_of("lab", "https://10.0.0.1:6443")
+    if isinstance(contexts, dict):
+        with pytest.raises(WrongInput, match="contexts of the kubeconfig is no list"):
+            kubeconfig.write(target, ours, merge=True)
+        return
+    kubeconfig.write(target, ours, merge=True)
+    left = yaml.safe_load(target.read_text())
+    assert left["contexts"][:3] == contexts
+    kubeconfig.forget(replace(kubeconfig.merged_for(left, ours["clusters"][0]["cluster"]), path=target))
+    assert yaml.safe_load(target.read_text())["contexts"] == contexts

@@ -49,7 +49,10 @@ class Cluster(Notebooks):
         elif method == "POST":
             made = {**body, "metadata": {**body["metadata"], "uid": "1", "generation": 1}}
             if body["kind"] == "Deployment":
-                made["status"] = {"observedGeneration": 1, "readyReplicas": int(self.ready)}
+                made["status"] = {
+                    "observedGeneration": 1,
+                    **dict.fromkeys(("readyReplicas", "updatedReplicas"), int(self.ready)),
+                }
             if "dryRun" not in query:
                 self.objects[f"{plain}/{body['metadata']['name']}"] = made
             answer.body = made

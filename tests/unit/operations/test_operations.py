@@ -115,11 +115,25 @@ def test_a_handled_failure_does_not_count() -> None:
     [
         ([], None, []),
         (["node"], None, ["node"]),
-        ([], "kubernetes", ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd"]),
+        (
+            [],
+            "kubernetes",
+            ["preflight", "node", "nfs_client", "containerd", "docker", "registry_trust", "cri_dockerd"],
+        ),
         (
             ["ready"],
             "docker_images",
-            ["preflight", "node", "nfs_client", "containerd", "docker", "cri_dockerd", "kubernetes", "ready"],
+            [
+                "preflight",
+                "node",
+                "nfs_client",
+                "containerd",
+                "docker",
+                "registry_trust",
+                "cri_dockerd",
+                "kubernetes",
+                "ready",
+            ],
         ),
     ],
 )
@@ -138,7 +152,9 @@ def test_phases_that_do_not_apply_to_machines() -> None:
         "gpu_driver": {"cpu"},
         "container_toolkit": {"cpu"},
         "cuda": machines,
+        "gpu_mig": {"cpu"},
         "gpu_machine": {"cpu"},
+        "gpu_idle": {"gpu"},
         "pool": {"gpu"},
         "device_plugin": machines,
         "gpu_node": machines,
@@ -219,3 +235,14 @@ def test_status_matches_nodes_with_machines() -> None:
     assert [(entry.name, entry.machine) for entry in found.nodes] == [("a", "a"), ("other", "")]
     assert found.missing == ["b"]
     assert [entry.ready for entry in found.nodes] == [True, False]
+    assert found.warnings == []
+
+
+def test_nodes_with_older_kubelets_are_named() -> None:
+    """Such as one that was off during an upgrade."""
+    kubelets = {"b": "v1.36.9", "a": "v1.35.4", "c": "v1.37.0", "d": "v1.37.1"}
+    assert versions.behind("v1.37.0", kubelets) == (
+        "kubelets are older than the API server (1.37.0): a, b; `gpunodes upgrade 1.37.0` upgrades them"
+    )
+    assert versions.behind("v1.35.4", kubelets) == ""
+    assert "n4 and 2 more" in versions.behind("v1.37.0", {f"n{number}": "v1.36.10" for number in range(7)})

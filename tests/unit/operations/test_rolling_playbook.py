@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gpunodes.engine import runner
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
+from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations.rolling.playbook import PlaybookWork
 from gpunodes.operations.rolling.work import Stopped, Target
 from gpunodes.rollout.record import Disruption
@@ -85,6 +88,22 @@ def test_each_stage_runs_its_own_tag_on_one_machine_with_data_that_is_never_a_te
     assert f"the version is {value}" in made.verify(target)
     with pytest.raises(GpunodesError, match="no way back"):
         made.undo(target)
+
+
+def test_what_a_module_notes_is_shown_once_for_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a kernel that is held: the user reads the roll-out, not Ansible's log."""
+    made, inventory = work(tmp_path, "x")
+    shown: list[str] = []
+
+    def run(_: runner.Play, __: Path, on_event: Callable[[Event], None], ___: object) -> runner.PlayResult:
+        for machine, notes in (("w1", ["held", "held", 5]), ("w0", ["of another machine"]), ("w1", "no list")):
+            on_event(TaskEnded(machine, "work", "Apply", Outcome.CHANGED, 1.0, {"notes": notes}))
+        return runner.PlayResult(ok=True, interrupted=False, log=Path("log"))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(runner, "run", run)
+    made.apply(Target(inventory.machines()[-1], report=shown.append))
+    assert shown == ["held", "5"]
 
 
 def test_a_run_ends_when_the_command_must_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

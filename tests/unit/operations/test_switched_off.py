@@ -33,6 +33,7 @@ from tests.rollout_fleet import MemoryWork, roll_out
 
 SINCE = 1_800_000_000
 WORDS = "switched off by the autoscaler since 2027-01-15 08:00 UTC (no pod needs it)"
+INCLUDE = "to include it: `gpunodes power w1 on --wait`, then the same command again"
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +195,7 @@ def test_a_roll_out_skips_it_and_says_that_it_catches_up() -> None:
     result = roll_out(place, work)
     assert {each.machine: (each.outcome, each.why) for each in result.machines} == {
         "w0": (RolloutOutcome.DONE, ""),
-        "w1": (RolloutOutcome.SKIPPED, f"off on purpose: {WORDS}; it catches up at its next start"),
+        "w1": (RolloutOutcome.SKIPPED, f"off on purpose: {WORDS}; {INCLUDE}"),
         "w2": (RolloutOutcome.DONE, ""),
     }
     assert result.finished
@@ -233,7 +234,7 @@ def test_the_cluster_is_asked_only_if_a_pool_scales(tmp_path: Path, monkeypatch:
     on, off = switched_off.split(found, found.machines())
     assert ([each.name for each in on], off) == (
         ["c1", "w0"],
-        {"w1": f"off on purpose: {WORDS}; it catches up at its next start"},
+        {"w1": f"off on purpose: {WORDS}; {INCLUDE}"},
     )
     place.api.down = True
     assert switched_off.read(found) == {}, "without an API its machines count as any others"

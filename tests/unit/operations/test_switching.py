@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpunodes.cli import main
+from gpunodes.engine.cluster.errors import NoCluster
 from gpunodes.engine.leases.errors import Lost
+from gpunodes.engine.machine_control import Membership
 from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.model import Machine as Entry
-from gpunodes.operations import switching
+from gpunodes.operations import power, switching
 from gpunodes.repair.maintenance import Maintenance
 
 from tests import repair_fleet
@@ -54,6 +57,7 @@ class Control:
     asked: list[str] = field(default_factory=list)
     meanwhile: Callable[[], None] = lambda: None
     """What happens while its system ends."""
+    member: Membership = Membership.NONE
 
     def power(self) -> Any:
         return self.bmc
@@ -62,6 +66,9 @@ class Control:
         if not self.own:
             raise PowerProblem(Trouble.WRONG_MACHINE, "the BMC belongs to another machine")
         return self.bmc
+
+    def membership(self) -> Membership:
+        return Membership.UNKNOWN if self.machine.off else self.member
 
     def shut_down(self, boot_id: str) -> None:
         self.asked.append(boot_id)
@@ -276,3 +283,99 @@ def test_flags_fit_their_action(
         main()
     assert ended.value.code == ExitCode.WRONG_INPUT
     assert f"{flag} with {action}" in capsys.readouterr().err
+
+
+class Bare:
+    """The machine w1 of a fleet, off and without a node; ``lines`` are the messages of `power on --wait`."""
+
+    def __init__(self, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place = place
+        self.machine, self.control = place.machines["w1"], place.controls["w1"]
+        self.machine.off = True
+        self.machine.use = self.boots
+        self.node = place.api.nodes.pop("w1")
+        self.registers = False
+        self.lines: list[str] = []
+        self.locked: list[str] = []
+        monkeypatch.setattr(power, "locked", self.lock)
+
+    @contextlib.contextmanager
+    def lock(self, _: Any, machine: Entry, action: power.PowerAction, __: Any) -> Iterator[Callable[[], None]]:
+        self.locked.append(f"{action.value} {machine.name}")
+        yield lambda: None
+
+    def boots(self, _: str) -> None:
+        self.machine.boot, self.machine.sick = 2, False
+        if self.registers:
+            self.node["status"]["nodeInfo"]["bootID"] = self.machine.boot_id
+            self.place.api.nodes["w1"] = self.node
+
+    def on(self) -> Any:
+        return switch(self.place, "on", lines=self.lines)
+
+
+@pytest.fixture
+def bare(place: Any, monkeypatch: pytest.MonkeyPatch) -> Bare:
+    return Bare(place, monkeypatch)
+
+
+def test_a_machine_that_never_joined_is_waited_for_over_ssh(bare: Bare) -> None:
+    done = bare.on()
+    assert (done.state, done.waited, bare.locked) == ("on", "ssh", ["on w1"])
+    assert bare.lines[-1] == "it responds over SSH; it is no member of a cluster: `gpunodes join w1` makes it one"
+
+
+def test_a_machine_whose_files_cannot_be_read_is_not_called_no_member(bare: Bare) -> None:
+    bare.control.member = Membership.UNKNOWN
+    assert bare.on().waited == "ssh"
+    assert bare.lines[-1] == "it responds over SSH; if it is no member of a cluster, `gpunodes join w1` makes it one"
+
+
+def test_a_machine_whose_node_was_deleted_registers_it_again(bare: Bare) -> None:
+    bare.control.member, bare.registers = Membership.MEMBER, True
+    done = bare.on()
+    assert (done.state, done.waited) == ("on", "node")
+    assert "its kubelet is a member of a cluster: waiting until its node is ready" in bare.lines[-1]
+
+
+def test_a_machine_of_a_pool_that_scales_is_waited_for_until_its_node_is_ready(bare: Bare) -> None:
+    bare.control.member, bare.registers = Membership.UNKNOWN, True
+    bare.place.api.switched = {"w1": json.dumps({"phase": "off", "since": 1.0, "reason": "no pod needs it"})}
+    assert bare.on().waited == "node"
+    assert "its pool scales" in bare.lines[-1]
+
+
+def test_a_node_that_does_not_register_in_time_is_an_error_with_its_remedy(bare: Bare) -> None:
+    bare.control.member = Membership.MEMBER
+    with pytest.raises(GpunodesError, match="w1 is on, but after 0 s its node has not registered") as caught:
+        bare.on()
+    assert "`gpunodes join w1`" in caught.value.problem.remedy
+
+
+def test_a_certificate_that_has_ended_is_not_waited_for(bare: Bare) -> None:
+    """The next command is `gpunodes join`: the kubelet does not start before."""
+    bare.control.member = Membership.ENDED
+    assert bare.on().waited == "ssh"
+    assert "the certificate of its kubelet has ended: `gpunodes join w1`" in bare.lines[-1]
+
+
+def test_a_machine_that_does_not_respond_is_an_error(bare: Bare) -> None:
+    bare.machine.sshd = False
+    with pytest.raises(GpunodesError, match="after 0 s it does not respond over SSH"):
+        bare.on()
+
+
+def test_without_a_cluster_ssh_is_waited_for(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def none(*_: Any) -> Iterator[None]:
+        raise NoCluster("no control plane has a cluster")
+        yield
+
+    monkeypatch.setattr(switching, "connected", none)
+    assert bare.on().waited == "ssh"
+    assert "there is no cluster" in bare.lines[-1]
+
+
+def test_a_machine_with_a_node_says_that_it_was_waited_for(place: Any) -> None:
+    switch(place, "off")
+    assert switch(place, "on").waited == "node"

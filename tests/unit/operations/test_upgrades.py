@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.cli import main
+from gpunodes.cli import main, terminal
 from gpunodes.engine import control_planes, runner
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
-from gpunodes.operations import upgrade
+from gpunodes.operations import upgrade, upgrade_plan
+from gpunodes.operations.etcd import backup
 from gpunodes.operations.rolling import commands, context, runtime, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
@@ -191,6 +192,37 @@ def test_an_upgrade_is_resumed_as_it_began(
     assert ended.value.code == ExitCode.DONE
     assert not rolled.rollouts
     assert "for what this roll-out left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("only", "asked", "backups"),
+    [
+        ((), "4 machines are upgraded to 1.36.3", 1),
+        (("--only", "w-1"), "w-1 is upgraded to 1.36.3", 1),
+        (("--only", "w-2"), "", 0),
+        (None, "all machines have 1.36.3", 0),
+    ],
+)
+def test_the_question_and_the_backup_are_about_what_is_done(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, only: tuple[str, ...] | None, asked: str, backups: int
+) -> None:
+    questions, made = list[str](), list[int]()
+    rolled = Rolled(monkeypatch)
+    plan = _plan() if only is None else _plan(*CONTROLS, *NODES) if not only else _plan(NODES[0], NODES[2])
+    monkeypatch.setattr(upgrade_plan, "run", lambda *_: SimpleNamespace(plan=plan))
+
+    def back_up(*_: object) -> Any:
+        made.append(1)
+        return SimpleNamespace(path="b.tar")
+
+    monkeypatch.setattr(backup, "run", back_up)
+    monkeypatch.setattr(terminal, "confirm", lambda what, **_: questions.append(what))
+    monkeypatch.setattr("sys.argv", ["gpunodes", "upgrade", "1.36", "--yes", *(only or ()), "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, len(made)) == (ExitCode.DONE, backups)
+    assert [asked in each for each in questions] == ([True] if asked else [])
+    assert bool(rolled.plays) is (not only), "the add-ons follow when all machines have the version"
 
 
 @pytest.mark.parametrize("work", ["", upgrades.SYSTEM])

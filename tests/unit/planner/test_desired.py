@@ -163,6 +163,15 @@ def test_what_pins_comes_first_and_the_toolkit_has_one_version() -> None:
     assert {part.section for part in made.wanted.values()} == {"gpu"}
 
 
+def test_a_driver_of_others_is_no_role_of_gpunodes() -> None:
+    found = gpu_machine({**GPU, "driver": "nvidia"})
+    driver = {"module": "580.65.06", "loaded": True, "origin": "runfile", "packages": {}, "flavour": "open"}
+    found["gpu"]["driver"] = driver
+    gpu = state(found, gpunodes_driver_source="existing").gpu
+    assert (gpu.gpus, gpu.services, list(gpu.wanted)) == (1, (), ["container_toolkit", "gpu_mig"])
+    assert gpu.wanted["container_toolkit"].devices
+
+
 @pytest.mark.parametrize(("runtimes", "configured"), [(None, ["containerd"]), (["docker"], ["docker"]), ([], [])])
 def test_the_toolkit_configures_the_runtimes(runtimes: list[str] | None, configured: list[str]) -> None:
     part = state(gpu_machine(GPU), runtimes=runtimes).gpu.wanted["container_toolkit"]

@@ -49,6 +49,10 @@ def function(device: str, number: int, **changes: Any) -> dict[str, Any]:
     return {**found, **changes}
 
 
+def installed(version: str, origin: str, flavour: str = "open", *, loaded: bool = True) -> dict[str, Any]:
+    return {"module": version, "loaded": loaded, "origin": origin, "packages": {}, "flavour": flavour}
+
+
 def machine(*cards: str, system: str = "debian 13", arch: str = "x86_64", **gpu: Any) -> dict[str, Any]:
     """The facts of a machine with these cards and no driver; ``gpu`` changes its GPU facts."""
     id_, version = system.split()
@@ -278,10 +282,6 @@ def test_modules_that_do_not_build_for_the_kernel_are_reported() -> None:
     assert planned(facts, source="distribution").branch == "550"  # it was built already, perhaps with a patch
 
 
-def installed(version: str, origin: str, flavour: str = "open", *, loaded: bool = True) -> dict[str, Any]:
-    return {"module": version, "loaded": loaded, "origin": origin, "packages": {}, "flavour": flavour}
-
-
 def test_a_driver_from_a_runfile_is_refused() -> None:
     found = refused(machine("T4", driver=installed("535.161.08", "runfile", "proprietary")))
     assert ".run" in found[0].found
@@ -312,7 +312,61 @@ def test_a_real_h200() -> None:
     assert not made.blacklist_nouveau
     assert not made.group(Group.FABRIC_MANAGER)
     facts["gpu"]["driver"] = installed("580.159.04", "unknown")
-    assert "by an unknown installer" in refused(facts)[0].found
+    [conflict] = refused(facts)
+    assert "by an unknown installer" in conflict.found
+    assert "gpunodes_driver_source to existing" in conflict.remedy
+    kept = planned(facts, source="existing")
+    assert (kept.source, kept.branch, kept.flavour) == (Source.EXISTING, "580", Flavour.OPEN)
+    assert {package.group for package in kept.packages} == {Group.TOOLKIT}
+    assert not kept.reboot_needed
+
+
+def test_an_existing_driver_stays_from_every_source() -> None:
+    for origin in ("runfile", "unknown", "nvidia-repository", "distribution"):
+        facts = machine("H100", system="ubuntu 24.04", driver=installed("580.65.06", origin))
+        made = planned(facts, source="existing", sharing="time-slicing-4")
+        assert {package.group for package in made.packages} == {Group.TOOLKIT}
+        assert (made.fabric_manager, made.persistence, made.blacklist_nouveau) == (False, False, False)
+        assert made.hold == tuple(names(made, Group.TOOLKIT))
+        assert (made.sharing, made.serving) == ("time-slicing-4", "")
+    cuda = planned(
+        machine("H100", system="ubuntu 24.04", driver=installed("580.65.06", "runfile")),
+        source="existing",
+        cuda=("13.0",),
+        cudnn="9",
+    )
+    assert names(cuda, Group.CUDA) == ["cuda-toolkit-13-0"]
+    assert names(cuda, Group.CUDNN)
+    assert not cuda.group(Group.HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("driver", "requested", "found"),
+    [
+        (DRIVER, {}, "no NVIDIA driver is installed"),
+        (installed("580.65.06", "runfile", loaded=False), {}, "not loaded"),
+        (installed("580.65.06", "runfile"), {"driver": "595"}, "driver 580.65.06 is installed"),
+        (installed("580.65.06", "runfile"), {"driver": "580.95.05"}, "driver 580.65.06 is installed"),
+        (installed("570.86.10", "runfile"), {"cuda": ("13.0",)}, "driver 570 is too old for CUDA 13.0"),
+        (installed("580.65.06", "runfile"), {"cuda": ("12.0",)}, "NVIDIA's repository has no CUDA 12.0"),
+    ],
+)
+def test_an_existing_driver_that_does_not_fit_is_refused(
+    driver: dict[str, Any], requested: dict[str, Any], found: str
+) -> None:
+    conflicts = refused(machine("H100", system="debian 13", driver=driver), source="existing", **requested)
+    assert any(found in conflict.found for conflict in conflicts), conflicts
+
+
+def test_an_existing_driver_of_an_unknown_branch_is_a_warning() -> None:
+    made = planned(machine("H100", driver=installed("700.10.01", "runfile")), source="existing")
+    assert "700.10.01 is not in gpunodes' table" in made.warnings[0]
+
+
+def test_an_existing_driver_on_switches_needs_its_fabric_manager() -> None:
+    made = planned(machine("H100", driver=installed("580.65.06", "runfile"), nvswitches=4), source="existing")
+    assert not made.group(Group.FABRIC_MANAGER)
+    assert "Fabric Manager 580.65.06" in made.warnings[0]
 
 
 def test_a_driver_that_meets_the_request_is_kept() -> None:

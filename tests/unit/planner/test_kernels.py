@@ -36,6 +36,7 @@ PENDING: dict[str, Any] = {
     ],
     "kernels": [RELEASE],
     "kept_back": ["containerd.io", "theirs"],
+    "held": [],
     "reboot": [],
 }
 
@@ -90,6 +91,14 @@ def test_a_refused_kernel_is_left_out_of_a_plan_with_all_that_brings_it() -> Non
     assert "reboot     not due" in text
 
 
+def test_a_refused_kernel_is_held_once() -> None:
+    before = planned("a", facts(), PENDING, security=False)
+    assert before.needed(reboot=True) == f"2 packages, a hold of the kernel {RELEASE}"
+    only = {**PENDING, "packages": PENDING["packages"][4:], "held": ["linux-image-cloud-amd64"]}
+    after = planned("a", facts(), only, security=False)
+    assert (list(after.refused), after.held, after.needed(reboot=True)) == ([RELEASE], True, "")
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -97,6 +106,7 @@ def test_a_refused_kernel_is_left_out_of_a_plan_with_all_that_brings_it() -> Non
         {"packages": [{**package("a"), "new": "1\x1b[2J"}]},
         {"kernels": ["$(x)"]},
         {"kept_back": ["a b"]},
+        {"held": ["{{ x }}"]},
         {"packages": None},
         {"reboot": 5},
         {"more": 1},

@@ -293,6 +293,20 @@ def test_with_leave_preflight_names_the_ports_that_seem_closed() -> None:
     assert found(active("iptables", writable=False), leave)[0][1] is Severity.WARNING
 
 
+def test_the_port_of_another_network_add_on_is_its_own() -> None:
+    """Cilium's VXLAN has flannel's port, on a device of its own."""
+    theirs = listener(8472, None, protocol="udp", interface="cilium_vxlan")
+    assert [check for check, *_ in found({"sockets": [theirs], "kubernetes": NODE})] == ["ports"]
+    none = NetworkSettings(pods="10.244.0.0/16", services="10.96.0.0/12", network="none")
+    assert found({"sockets": [theirs], "kubernetes": NODE}, none) == []
+    leave = NetworkSettings("10.244.0.0/16", "10.96.0.0/12", firewall="leave", network="none")
+    assert found(active("ufw", open_=("10250/tcp",)), leave) == []
+    machine = gpu_machine(**active("ufw"), default_address="10.0.0.11")
+    state = filtered(given(machine, gpunodes_network="none", addresses=["10.0.0.1"], joins=True))
+    assert "tcp 10250" in state["wanted"]["node"]["firewall"]["ports"]
+    assert "udp 8472" not in state["wanted"]["node"]["firewall"]["ports"]
+
+
 # The desired state, and the shape of reports
 
 

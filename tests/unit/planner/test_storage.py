@@ -6,12 +6,35 @@ import re
 from typing import Any
 
 import pytest
+from gpunodes.ansible.module_utils import data_directory
+from gpunodes.ansible.module_utils.host.spec import data_folders
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role
 from gpunodes.planner import firewall, ports, storage
 
 GIVEN = {"name": "training", "server": "nas.example", "path": "/export/training", "size": "900Gi"}
 OWN = {"name": "scratch", "path": "/srv/scratch", "size": "1Ti", "namespaces": ["default", "ml"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "is_refused"),
+    [
+        ("/data", True),
+        ("/data/disk", True),
+        ("/data/disk/kubelet", True),
+        ("/data/disk/docker/volumes", True),
+        ("/data/disk/training", False),
+        ("/data/disk2", False),
+    ],
+)
+def test_no_share_has_the_data_of_services_on_another_disk(path: str, is_refused: bool) -> None:
+    assert bool(list(storage.moved([{**OWN, "path": path}], "/data/disk"))) is is_refused
+    assert not list(storage.moved([{**GIVEN, "path": path}], "/data/disk"))
+
+
+@pytest.mark.parametrize("folder", data_folders("docker").values())
+def test_it_is_where_a_machine_has_it(folder: str) -> None:
+    assert list(storage.moved([{**OWN, "path": data_directory.source("/data/disk", folder)}], "/data/disk"))
 
 
 def test_a_right_setting_has_no_problem() -> None:
@@ -37,12 +60,14 @@ def test_a_right_setting_has_no_problem() -> None:
         ([{**OWN, "path": "/"}], "has the path '/'"),
         ([{**OWN, "path": "/etc"}], "which the system needs"),
         ([{**OWN, "path": "/etc/x"}], "which the system needs"),
+        ([{**OWN, "path": "/var/lib/kubelet"}], "which the system needs"),
+        ([{**OWN, "path": "/var/lib/etcd/member"}], "which the system needs"),
         ([{**GIVEN, "size": "much"}], "has the size 'much'"),
         ([{**GIVEN, "size": "0"}], "has the size '0'"),
         ([{**GIVEN, "options": "hard"}], "has options 'hard'"),
         ([{**GIVEN, "options": ["hard;reboot"]}], "has options"),
         ([{**GIVEN, "namespaces": ["a", "a"]}], "has namespaces"),
-        ([{**GIVEN, "namespaces": []}], "has namespaces"),
+        ([{**GIVEN, "namespaces": "ml"}], "has namespaces"),
         ([GIVEN, {**GIVEN, "path": "/other"}], "has several shares named training"),
         ([OWN, {**OWN, "name": "other"}], "has several shares that serve /srv/scratch"),
         ([OWN, {**OWN, "name": "other", "path": "/srv/scratch/a/b"}], "which is in the share /srv/scratch"),

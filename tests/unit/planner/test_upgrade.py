@@ -27,6 +27,7 @@ OWN: dict[str, Any] = {
     "unfinished": False,
     "offered": {name: ["1.36.3", "1.36.1"] for name in ("kubeadm", "kubectl", "kubelet")},
     "unread": "",
+    "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
     "cluster": None,
 }
 CONTROL: dict[str, Any] = {
@@ -72,6 +73,7 @@ def errors(plan: UpgradePlan) -> list[str]:
 
 CP1, CP2 = subject("cp-1", Role.CONTROL_PLANE), subject("cp-2", Role.CONTROL_PLANE, cluster=None)
 WORKER = subject("worker-1")
+PROXY = "registry.k8s.io/kube-proxy:v1.36.3"
 
 
 def test_all_control_planes_come_before_any_kubelet() -> None:
@@ -147,6 +149,11 @@ def with_cluster(**changed: Any) -> dict[str, Any]:
         ("1.36", subject("worker-1", kubelet_gates={"CSIMigrationPortworx": True}), ["removed", "kubelet-config"]),
         ("1.36", subject("worker-1", offered={}, unread="timed out"), ["cannot be read: timed out"]),
         ("1.36.9", WORKER, ["has no kubeadm 1.36.9", "1.36.3, 1.36.1"]),
+        (
+            "1.36",
+            subject("worker-1", fetched={"version": "1.36.3", "missing": [PROXY], "unasked": ""}),
+            [f"no registry has {PROXY}", "gpunodes_image_mirrors"],
+        ),
     ],
 )
 def test_what_is_in_the_way_of_a_machine(target: str, machine: Subject, words: list[str]) -> None:
@@ -214,12 +221,29 @@ def test_a_node_outside_the_inventory_is_a_warning() -> None:
     assert [(each.severity, "other" in each.problem.found) for each in plan.findings] == [(Severity.WARNING, True)]
 
 
+def test_a_registry_that_does_not_say_is_a_warning() -> None:
+    """The roll-out fetches the images before it drains a node: that decides."""
+    unasked = {"version": "1.36.3", "missing": [], "unasked": "https://mirror.example: timed out"}
+    plan = planned("1.36", CP1, subject("worker-1", fetched=unasked))
+    assert plan.possible
+    [finding] = plan.findings
+    assert (finding.machine, finding.severity) == ("worker-1", Severity.WARNING)
+    assert "the images of 1.36.3 is unknown: https://mirror.example: timed out" in finding.problem.found
+
+
+def test_images_of_another_version_say_nothing() -> None:
+    """A source that offers another patch than the control plane's is its own finding."""
+    other = {"version": "1.36.1", "missing": [PROXY], "unasked": ""}
+    assert errors(planned("1.36.3", CP1, subject("worker-1", fetched=other))) == []
+
+
 def test_images_of_a_machine() -> None:
     assert upgrade.images("1.36.3", control_plane=False) == [
         "registry.k8s.io/kube-proxy:v1.36.3",
         "registry.k8s.io/pause:3.10.2",
     ]
     assert "registry.k8s.io/etcd:3.6.8-0" in upgrade.images("1.36.3", control_plane=True)
+    assert upgrade.images("1.36", control_plane=False)[0] == "registry.k8s.io/kube-proxy:v{version}"
 
 
 CHANGES: list[Callable[[dict[str, Any], Any], None]] = [
@@ -228,6 +252,8 @@ CHANGES: list[Callable[[dict[str, Any], Any], None]] = [
     lambda own, odd: own.update(kubelet_arguments=[odd]),
     lambda own, odd: own["gates"].update({"kube-apiserver": {odd: True}}),
     lambda own, odd: own["offered"].update(kubeadm=[odd]),
+    lambda own, odd: own["fetched"].update(missing=[odd]),
+    lambda own, odd: own["fetched"].update(version=odd),
     lambda own, odd: own["cluster"].update(coredns=odd),
     lambda own, odd: own["cluster"].update(deprecated=[{"api": odd, "removed": "1.37"}]),
 ]

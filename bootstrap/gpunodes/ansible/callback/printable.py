@@ -35,6 +35,10 @@ from ansible import constants
 from ansible.plugins.callback import CallbackBase
 from ansible.utils.display import Display
 
+# Ansible loads this file, and then forks a process for each task of each machine. What the filters import is loaded
+# here once, not in each process.
+import gpunodes.planner.desired
+import gpunodes.planner.preflight  # noqa: F401 - the filters use both
 from gpunodes.model import printable_lines
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -95,7 +95,8 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     from gpunodes.planner.desired import desired as compute
 
     try:
-        found = compute(Given(machine, facts, **{"api_check": program("api_check"), **given}))
+        programs = {"api_check": program("api_check"), "mig_program": program("mig")}
+        found = compute(Given(machine, facts, **{**programs, **given}))
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
     if not isinstance(found, Desired):
@@ -104,8 +105,15 @@ def desired(facts: Mapping[str, Any], machine: str, **given: Any) -> dict[str, A
     return document
 
 
+def registry_distrust(address: str) -> dict[str, Any]:
+    """The desired state for the module host without the CA of the registry at an address; {} for none."""
+    from gpunodes.planner.registry import distrust
+
+    return dataclasses.asdict(distrust(address)) if address else {}
+
+
 def upgrade_images(version: str, control_plane: bool) -> list[str]:
-    """The images of an exact Kubernetes version that a machine fetches before it is drained."""
+    """The images of a Kubernetes version that a machine fetches before it is drained; a minor's have ``{version}``."""
     from gpunodes.planner.upgrade import images
 
     return images(version, control_plane)
@@ -331,10 +339,12 @@ def image_archive(path: str) -> dict[str, str]:
         ) from error
 
 
-def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def addon(
+    name: str, images: Mapping[str, Any], settings: Mapping[str, Any], addresses: Sequence[str] = ()
+) -> dict[str, Any]:
     """An optional add-on for its role: version, images, settings, proof, uses, and the problem with them ("" for none).
 
-    Without a name all are empty.
+    Without a name all are empty. ``addresses`` are those of the cluster's nodes.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.planner import addons
@@ -346,13 +356,14 @@ def addon(name: str, images: Mapping[str, Any], settings: Mapping[str, Any]) -> 
         replaced = addons.images_of(found, images)
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
+    problem = str(addons.refusal(found, settings, addresses) or "")
     return {
         "version": found.version,
         "images": replaced,
-        "settings": addons.values_of(found, settings),
+        "settings": {} if problem else addons.values_of(found, settings),
         "proof": dict(found.proof),
         "uses": list(found.uses),
-        "problem": str(addons.refusal(found, settings) or ""),
+        "problem": problem,
     }
 
 
@@ -379,6 +390,7 @@ class FilterModule:
             "proxies": proxies,
             "proxy_credentials": proxy_credentials,
             "registries": registries,
+            "registry_distrust": registry_distrust,
             "runtime_wanted": runtime_wanted,
             "sanitizes_output": sanitizes_output,
             "upgrade_images": upgrade_images,

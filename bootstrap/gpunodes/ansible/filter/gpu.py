@@ -89,15 +89,23 @@ def gpu_machines(facts: Iterable[Mapping[str, Any]]) -> int:
     return sum(bool(gpus_of(found)) for found in facts)
 
 
-def gpu_replicas(given: Iterable[Any]) -> list[int]:
-    """The different numbers of pods that share a GPU in these values of gpunodes_gpu_sharing, without 1."""
+def gpu_sharing(given: Iterable[Any]) -> list[str]:
+    """The different ways to share GPUs in these values of gpunodes_gpu_sharing: ``time-slicing-4``."""
     from gpunodes.errors import WrongInput
-    from gpunodes.planner.gpu_sharing import all_replicas
+    from gpunodes.planner.gpu_sharing import all_sharing
 
     try:
-        return all_replicas(given)
+        return all_sharing(given)
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
+
+
+def gpus_offered(gpus: int, sharing: Any) -> int:
+    """How many GPUs, shares or MIG instances a node offers with this value of gpunodes_gpu_sharing."""
+    from gpunodes.ansible.module_utils import devices
+
+    [label] = gpu_sharing([sharing]) or [""]
+    return int(gpus) * devices.replicas({devices.SHARING: label})
 
 
 def failed_level(levels: Sequence[Mapping[str, str]]) -> str:
@@ -141,7 +149,8 @@ class FilterModule:
             "failed_level": failed_level,
             "gpu_labels": labels,
             "gpu_machines": gpu_machines,
-            "gpu_replicas": gpu_replicas,
+            "gpu_sharing": gpu_sharing,
+            "gpus_offered": gpus_offered,
             "runtimes": runtimes,
             "without_driver": without_driver,
         }

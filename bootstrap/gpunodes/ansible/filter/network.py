@@ -28,13 +28,14 @@ def firewalled(
     controls: Sequence[str] = (),
     shared: Sequence[str] = (),
     storage: Collection[str] = (),
+    network: str = "flannel",
 ) -> list[dict[str, Any]]:
     """The other machines in whose firewalls gpunodes opened ports: ``name``, and ``wanted`` for the module host.
 
     ``nodes`` are those of cluster_info, ``machines`` the inventory's addresses by name, ``cluster`` the control planes'
     names, under whose key identities are stored, ``joining`` the machines of this run. ``addresses`` and ``pods`` are
     let in, ``controls`` to the ports of control planes for each other, ``shared`` to their virtual address.
-    ``storage`` are the machines that serve shares.
+    ``storage`` are the machines that serve shares, ``network`` is the value of gpunodes_network.
     """
     from gpunodes import clusters
     from gpunodes.engine import identities
@@ -54,7 +55,9 @@ def firewalled(
         node = matcher.match(known[name]).node
         if node and node.name in labelled:
             serves = name in storage
-            spec = firewall.wanted(labelled[node.name], addresses, pods, controls, shared, storage=serves)
+            spec = firewall.wanted(
+                labelled[node.name], addresses, pods, controls, shared, network=network, storage=serves
+            )
             found.append({"name": name, "wanted": {"firewall": json.loads(json.dumps(dataclasses.asdict(spec)))}})
     return found
 

@@ -163,15 +163,27 @@ def holders(gpus: Sequence[str]) -> List[str]:
     users = []
     for folder in glob.glob("/proc/[0-9]*"):
         pid = folder.rpartition("/")[2]
-        try:
-            links = [os.readlink("%s/fd/%s" % (folder, fd)) for fd in os.listdir(folder + "/fd")]
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESRCH, errno.EACCES):
-                continue
-            raise
-        if any(re.match(r"%s(%s)$" % (_DEVICE, suffixes), link) for link in links):
+        if any(re.match(r"%s(%s)( \(deleted\))?$" % (_DEVICE, suffixes), link) for link in _open_files(folder)):
             users.append("%s (%s)" % (_read(folder + "/comm"), pid))
     return users
+
+
+def _open_files(folder: str) -> List[str]:
+    """What a process has open; a busy one closes files meanwhile, and must not look like one without a GPU."""
+    links = []
+    try:
+        listed = os.listdir(folder + "/fd")
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESRCH, errno.EACCES):
+            return []
+        raise
+    for fd in listed:
+        try:
+            links.append(os.readlink("%s/fd/%s" % (folder, fd)))
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES):
+                raise
+    return links
 
 
 def _run_bounded(argv: Sequence[str], deadline: float) -> Tuple[Optional[int], str]:

@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 
 from . import (
     addresses,
+    certificates,
     clock,
     data_directory,
+    der,
     disk,
     endpoints,
     gpu_facts,
@@ -169,7 +171,8 @@ def kubernetes() -> dict[str, Any]:
     """The machine's role in a cluster. ``role`` is None while a join is unfinished.
 
     ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``before``: the version of the
-    kubelet before the last upgrade. ``etcd``: it has data of etcd.
+    kubelet before the last upgrade. ``etcd``: it has data of etcd. ``ended``: the certificate of its kubelet has ended,
+    so that it must join again.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
@@ -198,7 +201,17 @@ def kubernetes() -> dict[str, Any]:
         "unfinished": unfinished,
         "before": before,
         "etcd": os.path.isdir(ETCD),
+        "ended": _has_ended(CLIENT_CERTIFICATE),
     }
+
+
+def _has_ended(path: str) -> bool:
+    """Whether a certificate has ended, by the machine's clock; one that cannot be read has not."""
+    try:
+        found = certificates.of_file(path)
+    except (der.Invalid, OSError):
+        return False
+    return found is not None and found.not_after <= time.time()
 
 
 API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"

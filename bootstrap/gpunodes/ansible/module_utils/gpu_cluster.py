@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from . import devices, kube_api
+from .cluster import gpu_pods, slices
 from .cluster.nodes import GPU_BOOT, event_text, on_node, pod_problem
 from .gpu_verify import Level
 from .kube_api import ApiError, Client
 
 PLUGIN = "name=nvidia-device-plugin-ds"
+DRA_DRIVER = "name=nvidia-dra-driver"
+_TEMPLATES = f"{slices.API}/namespaces/kube-system/resourceclaimtemplates"
 _JOBS = "/apis/batch/v1/namespaces/kube-system/jobs"
 _PODS = f"{kube_api.SYSTEM}/pods"
 _POLL_S = 2.0
@@ -29,6 +33,16 @@ class _Watch:
     gpus: int
     levels: list[Level]
     offered: dict[str, int] = field(default_factory=dict)
+    layout: dict[str, int] = field(default_factory=dict)
+    """The MIG instances of each GPU, by the node's label."""
+    dra: bool = False
+    """Whether its GPUs are in ResourceSlices, and not allocatable."""
+
+    @property
+    def logs(self) -> str:
+        """What to do about GPUs that are not served."""
+        return f"see `kubectl -n kube-system logs -l {DRA_DRIVER if self.dra else PLUGIN}`"
+
     boot_id: str = ""
     reason: str = ""
     job: str = ""
@@ -57,7 +71,7 @@ def verify(nodes: Mapping[str, int], image: str, limit_s: float) -> dict[str, li
     finally:
         for watch in watches:
             if watch.job:
-                _delete(client, watch.job)
+                _delete(client, watch)
     return {watch.node: [asdict(level) for level in watch.levels] for watch in watches}
 
 
@@ -65,7 +79,19 @@ def pods_with_gpus(node: str, client: Client | None = None) -> list[str]:
     """The pods to which GPUs of a node are allocated, as NAMESPACE/NAME; they may be idle."""
     client = client or kube_api.admin()
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")["items"]
-    return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _allocated(pod))
+    spaces = {pod["metadata"]["namespace"] for pod in pods if pod["spec"].get("resourceClaims")}
+    claims = {space: slices.claims(client, space) for space in spaces}
+    return sorted(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods if _has_gpu(pod, claims))
+
+
+def _has_gpu(pod: Mapping[str, Any], claims: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> bool:
+    """Whether a pod has a GPU by a request or by a claim; the device plugin, which serves them, has none."""
+    if _allocated(pod):
+        return True
+    claimed = {**pod, "spec": {**pod["spec"], "runtimeClassName": None, "volumes": []}}
+    return bool(pod["spec"].get("resourceClaims")) and gpu_pods.uses_gpu(
+        claimed, claims.get(pod["metadata"]["namespace"])
+    )
 
 
 def _advance(client: Client, watch: _Watch, image: str) -> None:
@@ -84,10 +110,15 @@ def _check_kubelet(client: Client, watch: _Watch) -> None:
         watch.reason = "it is not a node of the cluster"
         return
     watch.boot_id = node["status"]["nodeInfo"]["bootID"]
+    label = (node["metadata"].get("labels") or {}).get(devices.SHARING, "")
+    watch.layout, watch.dra = devices.layout(label), slices.is_served(node)
+    if watch.dra:
+        _check_slices(client, watch)
+        return
     # Sharing and slicing offer more resources than GPUs. gpu_verify checks each GPU on the machine.
     watch.offered = devices.counts(node["status"].get("allocatable", {}))
     message = f"allocatable {_formatted(watch.offered)}"
-    if sum(watch.offered.values()) >= watch.gpus:
+    if _is_enough(watch, label):
         watch.levels.append(Level("kubelet", "ok", message))
         return
     pods = on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
@@ -96,12 +127,35 @@ def _check_kubelet(client: Client, watch: _Watch) -> None:
     watch.reason = message + (f"; {plugin}" if plugin else "")
 
 
+def _check_slices(client: Client, watch: _Watch) -> None:
+    gpus = slices.offered(client, watch.node).get(watch.node, set())
+    message = f"{len(gpus)} GPUs in ResourceSlices"
+    if len(gpus) >= watch.gpus:
+        watch.levels.append(Level("kubelet", "ok", message))
+        return
+    pods = on_node(client.get("/api/v1/pods", labelSelector=DRA_DRIVER)["items"], watch.node)
+    problems = [problem for problem in map(pod_problem, pods) if problem]
+    driver = problems[0] if problems else "" if pods else "no pod of the DRA driver runs on it"
+    watch.reason = message + (f"; {driver}" if driver else "")
+
+
+def _is_enough(watch: _Watch, label: str) -> bool:
+    """Whether a node offers all GPUs; of MIG instances exactly those of the layout, by their names."""
+    if not watch.layout:
+        return sum(watch.offered.values()) >= watch.gpus
+    wanted = devices.offered(label, watch.gpus // sum(watch.layout.values()))
+    return wanted == {name: count for name, count in watch.offered.items() if count}
+
+
 def _formatted(offered: Mapping[str, int]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in (offered or {devices.GPU: 0}).items())
 
 
 def _start_job(client: Client, watch: _Watch, image: str) -> None:
     """Start a job that requests one GPU of the node; if all are allocated, pods evidently get them."""
+    if watch.dra:
+        _start_claiming_job(client, watch, image)
+        return
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={watch.node}")["items"]
     allocated = sum(map(_allocated, pods), Counter[str]())
     free = [name for name, count in watch.offered.items() if allocated[name] < count]
@@ -112,6 +166,19 @@ def _start_job(client: Client, watch: _Watch, image: str) -> None:
     # Six digits with the suffix of an Event, which etcd may log, would look like a bootstrap token.
     watch.job = f"gpunodes-verify-{secrets.token_hex(4)}"
     client.call("POST", _JOBS, job(watch.job, watch.node, image, free[0]))
+    watch.reason = "the job's pod has not started yet"
+
+
+def _start_claiming_job(client: Client, watch: _Watch, image: str) -> None:
+    """The same by a claim."""
+    gpus = slices.offered(client, watch.node).get(watch.node, set())
+    if gpus and gpus <= slices.allocated(client):
+        watch.levels.append(Level("pod", "skipped", f"claims have all of {len(gpus)} GPUs"))
+        _record(client, watch)
+        return
+    watch.job = f"gpunodes-verify-{secrets.token_hex(4)}"
+    client.call("POST", _TEMPLATES, slices.claim_template(watch.job))
+    client.call("POST", _JOBS, claiming_job(watch.job, watch.node, image))
     watch.reason = "the job's pod has not started yet"
 
 
@@ -135,14 +202,14 @@ def _check_job(client: Client, watch: _Watch) -> None:
         return
     message = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
     # nvidia-smi lists slices below their GPU, with separate identities (MIG-...).
-    listed = re.findall(r"UUID: (GPU-\S+?)\)", message)
+    kind, what = ("MIG", "MIG instance") if watch.layout else ("GPU", "GPU")
+    listed = re.findall(rf"UUID: ({kind}-\S+?)\)", message)
     if phase == "Succeeded" and len(listed) == 1:
-        watch.levels.append(Level("pod", "ok", f"a job that requested one GPU got {listed[0]}"))
+        watch.levels.append(Level("pod", "ok", f"a job that requested one {what} got {listed[0]}"))
         _record(client, watch)
         return
-    fact = f"the job's nvidia-smi listed {len(listed)} GPUs" if phase == "Succeeded" else pod_problem(pod)
-    remedy = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
-    watch.levels.append(Level("pod", "failed", fact or message.strip()[-200:], "one GPU", remedy))
+    fact = f"the job's nvidia-smi listed {len(listed)} {what}s" if phase == "Succeeded" else pod_problem(pod)
+    watch.levels.append(Level("pod", "failed", fact or message.strip()[-200:], f"one {what}", watch.logs))
     watch.done = True
 
 
@@ -154,11 +221,12 @@ def _record(client: Client, watch: _Watch) -> None:
 
 
 def _give_up(client: Client, watch: _Watch, limit_s: float) -> None:
-    logs = "see `kubectl -n kube-system logs -l name=nvidia-device-plugin-ds`"
     if not watch.levels:
-        watch.levels.append(
-            Level("kubelet", "failed", f"{watch.reason}, after {limit_s:.0f} s", f"{devices.GPU}: {watch.gpus}", logs)
-        )
+        wanted = f"{watch.gpus} GPUs in ResourceSlices" if watch.dra else f"{devices.GPU}: {watch.gpus}"
+        if watch.layout:
+            each = ", ".join(f"{count} x {name}" for name, count in watch.layout.items())
+            wanted = f"{watch.gpus} MIG instances ({each} of each GPU)"
+        watch.levels.append(Level("kubelet", "failed", f"{watch.reason}, after {limit_s:.0f} s", wanted, watch.logs))
         return
     for event in _events(client, watch.job):
         watch.reason = event
@@ -179,11 +247,22 @@ def _events(client: Client, job_name: str) -> list[str]:
     return [event_text(event) for event in matching[-1:]]
 
 
-def _delete(client: Client, name: str) -> None:
-    try:
-        client.delete(f"{_JOBS}/{name}", propagationPolicy="Background")
-    except ApiError:
-        return  # ttlSecondsAfterFinished deletes it
+def _delete(client: Client, watch: _Watch) -> None:
+    # ttlSecondsAfterFinished deletes a job that stays.
+    with contextlib.suppress(ApiError):
+        client.delete(f"{_JOBS}/{watch.job}", propagationPolicy="Background")
+    if watch.dra:
+        with contextlib.suppress(ApiError):
+            client.delete(f"{_TEMPLATES}/{watch.job}")
+
+
+def claiming_job(name: str, node: str, image: str) -> dict[str, Any]:
+    """A job that gets one GPU of a node by a claim, from the template of the same name, and lists it."""
+    made = job(name, node, image, devices.GPU)
+    pod = made["spec"]["template"]["spec"]
+    pod["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": name}]
+    pod["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    return made
 
 
 def job(name: str, node: str, image: str, resource: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the firmware's variables. Without NVIDIA functions and driver it only reads the 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import platform
@@ -251,15 +252,23 @@ def _cuda(root: str, packages: Mapping[str, InstalledPackage]) -> dict[str, str]
     return dict(sorted(found.items()))
 
 
+def open_files(folder: str) -> list[str]:
+    """What a process, by its folder in /proc, has open; what it closes meanwhile is left out.
+
+    A busy process does so all the time: it must not look like one without a GPU.
+    """
+    found = []
+    for path in glob.glob(f"{folder}/fd/*"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(path).removesuffix(" (deleted)"))
+    return found
+
+
 def _clients(root: str) -> int:
     """Number of processes that have a GPU device open, excluding NVIDIA's services."""
     count = 0
     for folder in glob.glob(_below(root, "/proc/[0-9]*")):
-        try:
-            links = [os.readlink(path) for path in glob.glob(f"{folder}/fd/*")]
-        except OSError:
-            continue  # the process ended meanwhile
-        if any(re.fullmatch(r"/dev/nvidia(\d+|-uvm)", link) for link in links):
+        if any(re.fullmatch(r"/dev/nvidia(\d+|-uvm)", link) for link in open_files(folder)):
             name = (_text("/", f"{folder}/comm") or "")[:15]
             count += name not in _SERVICES
     return count

@@ -211,7 +211,8 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
             "a container in which nvidia-smi runs",
             f"see {gpu_driver.CDI}, `nvidia-ctk cdi list` and `journalctl -u {runtime}`",
         )
-    inside = set(re.findall(r"UUID: (\S+?)\)", result.out))
+    # A container that sees all GPUs also lists their MIG instances.
+    inside = {uuid for uuid in re.findall(r"UUID: (\S+?)\)", result.out) if not uuid.startswith("MIG-")}
     outside = {gpu["uuid"] for gpu in report.gpus}
     if inside != outside:
         raise MachineProblem(

@@ -37,6 +37,11 @@ MANAGER = "gpunodes"
 """The field manager of gpunodes in server-side apply."""
 
 
+def is_path(path: str) -> bool:
+    """Whether ``path``, with its query, is one of the API: a name that a machine reports must not lead elsewhere."""
+    return _PATH.fullmatch(path) is not None
+
+
 class ApiError(MachineProblem):
     """The API returned an error, or did not respond (``status`` 0)."""
 
@@ -97,8 +102,7 @@ class Client:
         content_type: str = "application/json",
     ) -> Any:
         """Send one request, repeated after temporary errors; returns the JSON response. Raises ApiError."""
-        if not _PATH.fullmatch(path):
-            # A name that a machine reports must not lead to another path.
+        if not is_path(path):
             raise ApiError(0, f"{path!r} is not a path of the API")
         deadline = time.monotonic() + self._patience_s
         repeated = False

@@ -2,8 +2,8 @@
 
 `kubectl port-forward` does it, over the API server and the kubelet: the pod's server may listen on its loopback
 address only, and no NetworkPolicy has to let anything in. The output is one JSON document per line: {"state":
-"forwarding"} once the port is open, {"state": "alive"} every few seconds, which also ends the program when nobody reads
-it any more, and {"state": "ended", "reason": ...}. The program, with kubectl, ends with standard input.
+"forwarding"} once the port is open, then {"state": "alive"} every few seconds, which also ends the program when nobody
+reads it any more, and {"state": "ended", "reason": ...}. The program, with kubectl, ends with standard input.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _follow(process: subprocess.Popen[bytes]) -> None:
         if not is_open and time.monotonic() - began > _START_S:
             _say("ended", f"kubectl opened no port within {_START_S:.0f} s")
             return
-        if time.monotonic() - last > BEAT_S:
+        # Not before it is open: the first line says whether it is.
+        if is_open and time.monotonic() - last > BEAT_S:
             last = time.monotonic()
             _say("alive")
         if select.select([0], [], [], 0.5 if is_open else 0)[0] and not os.read(0, 4096):

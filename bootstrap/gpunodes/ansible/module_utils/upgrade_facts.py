@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urljoin
 
-from . import disk, kube_api, ledger, packages
+from . import disk, image_query, kube_api, ledger, packages
 from .cluster.nodes import NETWORK_LABEL
+from .host import images as containerd_images
 from .kube_api import Client
 from .kubeadm import versions
 from .problem import MachineProblem
@@ -28,12 +30,24 @@ _NAME = re.compile(r"[A-Za-z0-9./:_@-]{0,300}")
 _DEPRECATED = "apiserver_requested_deprecated_apis{"
 
 
-def read(url: str, proxies: Proxies | None, cluster: bool) -> dict[str, Any]:
-    """The machine, and with ``cluster`` its cluster too.
+@dataclass(frozen=True)
+class Sources:
+    """Where a machine would get what an upgrade needs."""
 
-    ``url`` is the package source of the requested minor, with ``{format}`` for deb or rpm; "" asks none.
-    """
-    offered, unread = _offered(url, proxies) if url else ({}, "")
+    url: str = ""
+    """The package source of the requested minor, with ``{format}`` for deb or rpm; "" asks none."""
+    requested: str = ""
+    """The requested version, a minor or an exact one."""
+    images: Sequence[str] = ()
+    """The images that the machine would fetch, with ``{version}`` for the exact version."""
+    mirrors: Mapping[str, str] = field(default_factory=dict)
+    """URLs by the names of registries."""
+    proxies: Proxies | None = None
+
+
+def read(sources: Sources, cluster: bool) -> dict[str, Any]:
+    """The machine, and with ``cluster`` its cluster too."""
+    offered, unread = _offered(sources.url, sources.proxies) if sources.url else ({}, "")
     texts = {name: versions.manifest(name) or "" for name in versions.COMPONENTS}
     given = {name: versions.arguments(text) for name, text in texts.items() if text}
     return {
@@ -49,8 +63,30 @@ def read(url: str, proxies: Proxies | None, cluster: bool) -> dict[str, Any]:
         "unfinished": bool(ledger.load().upgrade),
         "offered": offered,
         "unread": unread,
+        "fetched": _fetched_images(sources, offered),
         "cluster": _cluster(kube_api.admin()) if cluster else None,
     }
+
+
+def _fetched_images(sources: Sources, offered: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Of which exact version the images were looked for, those that are nowhere, and why others are unknown.
+
+    The version is the newest that the package source offers of the requested minor, as the upgrade chooses it.
+    """
+    numbers = versions.numbers(sources.requested)
+    known = [each for each in offered.get("kubeadm", ()) if versions.numbers(each)[: len(numbers)] == numbers]
+    if not known or not sources.images:
+        return {"version": "", "missing": [], "unasked": ""}
+    version = max(known, key=versions.numbers)
+    try:
+        is_present = containerd_images.lister()
+    except MachineProblem as problem:
+        return {"version": version, "missing": [], "unasked": str(problem)[:300]}
+    wanted = [name.replace("{version}", version) for name in sources.images]
+    missing, unasked = image_query.missing(
+        [name for name in wanted if not is_present(name)], sources.mirrors, sources.proxies
+    )
+    return {"version": version, "missing": missing, "unasked": unasked}
 
 
 def gates_of(text: str) -> dict[str, bool]:

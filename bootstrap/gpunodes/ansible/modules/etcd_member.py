@@ -41,6 +41,12 @@ options:
     description: For O(joining), whether the machine has data of etcd.
     type: bool
     default: false
+  responds:
+    description: >-
+      For O(state=alone), whether the API of the cluster responds on another control plane. Then one that a restore of
+      etcd left stopped is no member.
+    type: bool
+    default: false
   timeout:
     description: Seconds to wait.
     type: int
@@ -103,6 +109,7 @@ def main() -> None:
             "name": {"type": "str", "default": ""},
             "joining": {"type": "bool", "default": False},
             "data": {"type": "bool", "default": False},
+            "responds": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
@@ -111,7 +118,7 @@ def main() -> None:
     def work() -> dict[str, object]:
         state, address, name, timeout = (module.params[key] for key in ("state", "address", "name", "timeout"))
         if state == "alone":
-            membership.check_alone()
+            membership.check_alone(module.params["responds"])
         elif state == "absent" and module.params["joining"]:
             data = module.params["data"]
             return membership.remove_leftover(address, name, data, timeout, module.check_mode).result()

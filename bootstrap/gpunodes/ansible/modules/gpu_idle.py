@@ -62,7 +62,7 @@ def main() -> None:
         if pods:
             raise MachineProblem(
                 f"{', '.join(pods)} use{'s' if len(pods) == 1 else ''} GPUs of {node}",
-                "no pod with a GPU: the driver is not removed while it is in use",
+                "no pod with a GPU while the driver is removed, or another program begins to serve the GPUs",
                 f"delete the pods, or run `kubectl drain {node} --ignore-daemonsets`; then run the command again",
             )
         return {"changed": False}

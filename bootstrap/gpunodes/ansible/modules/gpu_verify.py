@@ -30,6 +30,10 @@ options:
     type: list
     elements: str
     default: []
+  mig:
+    description: The MIG instances that each GPU must have, by profile; empty for no check.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: partial
@@ -67,7 +71,7 @@ labels:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import gpu_verify
+from ..module_utils import gpu_mig, gpu_verify
 from ..module_utils.entry import carry_out
 
 
@@ -77,6 +81,7 @@ def main() -> None:
             "image": {"type": "str", "required": True},
             "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
             "services": {"type": "list", "elements": "str", "default": []},
+            "mig": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -86,7 +91,8 @@ def main() -> None:
             return {"changed": False, "gpu_levels": [], "labels": {}}
         parameters = module.params
         found = gpu_verify.verify(parameters["image"], parameters["runtime"], parameters["services"])
-        return {"changed": False, "gpu_levels": found["levels"], "labels": gpu_verify.labels(found)}
+        levels = gpu_mig.checked(found["levels"], {name: int(count) for name, count in parameters["mig"].items()})
+        return {"changed": False, "gpu_levels": levels, "labels": gpu_verify.labels(found)}
 
     carry_out(module, work, changes=False)
 

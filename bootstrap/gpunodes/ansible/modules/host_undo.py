@@ -66,7 +66,7 @@ diff:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import ledger, undo
+from ..module_utils import gpu_mig, ledger, undo
 from ..module_utils.entry import carry_out
 
 
@@ -78,8 +78,12 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         undoer = undo.Undoer(module.check_mode, module.params["section"])
-        actions = undoer.run()
-        return {"changed": bool(actions), "actions": actions, "diff": undoer.differences}
+        undoer.check_unmounted()
+        # While the driver is there: the mode of a GPU outlives it.
+        with_gpus = module.params["section"] in {"", "gpu"}
+        sliced = gpu_mig.remove(module.check_mode, leaves=True) if with_gpus else gpu_mig.Outcome()
+        actions = [*sliced.actions, *undoer.run()]
+        return {"changed": bool(actions), "actions": actions, "diff": [*sliced.differences, *undoer.differences]}
 
     carry_out(module, work)
 

@@ -30,6 +30,12 @@ options:
       among O(objects) are deleted. Empty for none.
     type: str
     default: ""
+  network:
+    description: >-
+      Whether the objects are the network add-on. Then they are refused if nodes are ready without its DaemonSet:
+      another network add-on connects their pods.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -84,6 +90,7 @@ def main() -> None:
             "objects": {"type": "list", "elements": "dict", "required": True},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "label": {"type": "str", "default": ""},
+            "network": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -91,6 +98,8 @@ def main() -> None:
     def work() -> dict[str, object]:
         given, label = module.params["objects"], module.params["label"]
         present = module.params["state"] == "present"
+        if module.params["network"]:
+            objects.check_network(given)
         changed, differences = objects.apply(given, module.check_mode) if present else ([], [])
         deletes = label or not present
         deleted, gone = objects.delete(given, label, module.check_mode, keep=present) if deletes else ([], [])

@@ -29,6 +29,11 @@ options:
     description: Whether the cluster has a node for this machine.
     type: bool
     required: true
+  ended:
+    description: >-
+      Whether the certificate of its kubelet has ended, and its node is not ready. A worker then joins anew.
+    type: bool
+    default: false
   settings:
     description: Additional keys of the JoinConfiguration (v1beta4).
     type: dict
@@ -95,6 +100,7 @@ def main() -> None:
             "token": {"type": "str", "default": "", "no_log": True},
             "ca_hash": {"type": "str", "required": True},
             "registered": {"type": "bool", "required": True},
+            "ended": {"type": "bool", "default": False},
             "settings": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 600},
         },
@@ -111,6 +117,7 @@ def main() -> None:
             parameters["settings"],
             parameters["timeout"],
             module.check_mode,
+            ended=parameters["ended"],
         ).result()
 
     carry_out(module, work)

@@ -27,6 +27,12 @@ options:
     description: Seconds to wait.
     type: int
     default: 300
+  own_network:
+    description: >-
+      Whether the network add-on is the administrator's: then it and kube-proxy, which it may replace, are not examined
+      themselves, and waiting ends early in a cluster that has none yet.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: partial
@@ -70,6 +76,7 @@ def main() -> None:
             "nodes": {"type": "list", "elements": "str", "required": True},
             "image": {"type": "str", "required": True},
             "timeout": {"type": "int", "default": 300},
+            "own_network": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -78,7 +85,9 @@ def main() -> None:
         parameters = module.params
         if module.check_mode:
             return {"changed": False, "not_ready": {}}
-        reasons = readiness.wait_until_ready(parameters["nodes"], parameters["image"], parameters["timeout"])
+        reasons = readiness.wait_until_ready(
+            parameters["nodes"], parameters["image"], parameters["timeout"], own_network=parameters["own_network"]
+        )
         # The pod and the annotation are not changes that the user requested.
         return {"changed": False, "not_ready": {name: reason for name, reason in reasons.items() if reason}}
 

@@ -45,14 +45,15 @@ RETURN = r"""
 os_pending:
   description: >-
     Packages with their old version (empty if they are new), their new one, whether it is a security update,
-    and whether it only depends on the newest kernel; releases of new kernels; packages that are kept back; and why a
-    reboot is due.
+    and whether it only depends on the newest kernel; releases of new kernels; packages that are kept back; those
+    that gpunodes holds; and why a reboot is due.
   returned: always
   type: dict
   sample:
     packages: [{name: libssl3, old: 3.0.16-1, new: 3.0.17-1, security: true, kernel_meta: false}]
     kernels: [6.1.0-56-amd64]
     kept_back: []
+    held: []
     reboot: []
 """
 
@@ -88,6 +89,7 @@ def main() -> None:
                 ],
                 "kernels": found.kernels(),
                 "kept_back": list(found.kept_back),
+                "held": list(found.held),
                 "reboot": reboot.reasons(),
             },
         }

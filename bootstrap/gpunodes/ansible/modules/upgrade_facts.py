@@ -19,6 +19,21 @@ options:
       The package source of the requested minor; C({format}) is replaced by deb or rpm. If empty, none is read.
     type: str
     default: ""
+  requested:
+    description: The requested version, a minor or an exact one.
+    type: str
+    default: ""
+  images:
+    description: >-
+      Images that the machine would fetch, with C({version}) for the exact version. Those that containerd does not have
+      are looked for in their registries.
+    type: list
+    elements: str
+    default: []
+  mirrors:
+    description: URLs of mirrors by the names of registries.
+    type: dict
+    default: {}
   cluster:
     description: Whether to read the cluster, too.
     type: bool
@@ -70,6 +85,9 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "url": {"type": "str", "default": ""},
+            "requested": {"type": "str", "default": ""},
+            "images": {"type": "list", "elements": "str", "default": []},
+            "mirrors": {"type": "dict", "default": {}},
             "cluster": {"type": "bool", "default": False},
             "proxies": {"type": "dict"},
             "proxy_credentials": {"type": "dict", "no_log": True},
@@ -79,8 +97,14 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         given = module.params
-        proxies = proxies_from(given["proxies"], given["proxy_credentials"])
-        return {"changed": False, "upgrade_facts": upgrade_facts.read(given["url"], proxies, given["cluster"])}
+        sources = upgrade_facts.Sources(
+            given["url"],
+            given["requested"],
+            given["images"],
+            given["mirrors"],
+            proxies_from(given["proxies"], given["proxy_credentials"]),
+        )
+        return {"changed": False, "upgrade_facts": upgrade_facts.read(sources, given["cluster"])}
 
     carry_out(module, work, changes=False)
 

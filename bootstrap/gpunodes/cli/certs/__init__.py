@@ -43,7 +43,7 @@ def command(inventory_path: Path, as_json: bool) -> int:
     from gpunodes.operations.certs import ends
     from gpunodes.views import certificates, text
 
-    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    inventory = checked.inventory(inventory_path, checked.Needs.MACHINES)
     view = text.progress()
     try:
         found = ends.run(inventory, inventory.select((), Role.CONTROL_PLANE, Role.WORKER), view)

@@ -48,8 +48,8 @@ def command(file: Path, identity: Path | None, yes: bool, flags: common.CommonOp
         terminal.line(line, err=True)
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(backup.about["time"]))
     terminal.confirm(
-        f"The state of the cluster on {names} is replaced by that of {made}, from {backup.machine}; "
-        "everything that changed since then is lost",
+        f"The state of the cluster on {names} is replaced by that of {made}, from {backup.machine} with Kubernetes "
+        f"{backup.about['kubernetes']}; everything that changed since then is lost, and programs keep their version",
         yes=yes,
     )
     if not flags.options.dry_run:

@@ -9,6 +9,7 @@ import click
 
 from gpunodes.cli import complete, options, terminal
 from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.model import Kubeconfig
 from gpunodes.repair import maintenance as times
 
 
@@ -21,10 +22,17 @@ from gpunodes.repair import maintenance as times
     help="When repairs are allowed again: 4h, 1d12h, or 2030-01-31T18:00 (local, or with a zone); by default never.",
 )
 @click.option("--no-cordon", is_flag=True, help="Do not cordon the nodes; only prevent repairs.")
+@options.kubeconfig_option
 @options.inventory_option
 @options.json_option
 def command(
-    machines: tuple[str, ...], reason: str, until: str | None, no_cordon: bool, inventory_path: Path, as_json: bool
+    machines: tuple[str, ...],
+    reason: str,
+    until: str | None,
+    no_cordon: bool,
+    kubeconfig: Kubeconfig | None,
+    inventory_path: Path,
+    as_json: bool,
 ) -> int:
     """Begin maintenance: no repairs, and the node is cordoned.
 
@@ -38,7 +46,7 @@ def command(
     if not reason.strip():
         raise WrongInput("the reason is empty", "a few words for other users", "add --reason")
     ends = times.end(until, time.time()) if until is not None else None
-    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    inventory = checked.inventory(inventory_path, checked.Needs.NODES, kubeconfig)
     kept = maintenance.begin(
         InventoryFleet(inventory),
         inventory.select(machines),

@@ -10,6 +10,7 @@ import click
 from gpunodes.cli import options, terminal
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.operations import checked, registries
+from gpunodes.operations.registry_server import login as own_login
 from gpunodes.views import registries as view_of
 
 _MOST = 1 << 17
@@ -36,21 +37,27 @@ def command(
 
     SERVER is the registry as the names of images begin, such as registry.example:5000. User and password are stored in
     a Secret of each namespace, which its default service account then names beside those that it has. Run the same
-    command again after a change of the password. The password is not tried at the registry.
+    command again after a change of the password. The password is not tried at the registry. Those of the cluster's own
+    registry are known: nothing is asked for.
     """
     chosen = namespaces or ("default",)
     registries.check(server, chosen)
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
-    if not sys.stdin.isatty() and not (user and password_stdin):
+    own = None if user or password_stdin else own_login.stored(inventory, server)
+    if not own and not sys.stdin.isatty() and not (user and password_stdin):
         raise WrongInput("no terminal asks for user and password", "both", "add --user NAME --password-stdin")
-    name = user or terminal.question("User")
-    password = _read() if password_stdin else terminal.secret(f"Password of {name} at {server}")
+    name, password = own or _asked(server, user, password_stdin=password_stdin)
     found = registries.login(inventory, server, chosen, name, password)
     if as_json:
         terminal.echo(view_of.dump(found))
     else:
         terminal.report(view_of.table(found, terminal.columns()))
     return ExitCode.DONE
+
+
+def _asked(server: str, user: str | None, *, password_stdin: bool) -> tuple[str, str]:
+    name = user or terminal.question("User")
+    return name, _read() if password_stdin else terminal.secret(f"Password of {name} at {server}")
 
 
 def _read() -> str:

@@ -20,7 +20,7 @@ def command(
     """Return workers to the kubelet before their last upgrade.
 
     MACHINES are names, addresses, groups or patterns of the inventory. Each node is drained first. A control plane does
-    not return to an older version: only a backup of etcd brings it back.
+    not return to an older version: a backup of etcd brings back its objects, not its version.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked, upgrade

@@ -61,15 +61,17 @@ def command(
         terminal.line("run `gpunodes upgrade` with the version for what this roll-out left out", err=True)
         return _show([resumed], as_json=as_json)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
-    plan = _plan(inventory, str(target))
-    terminal.confirm(
-        f"{len({step.machine for step in plan.steps})} machines are upgraded to {plan.target}, "
-        "and their nodes are drained one after the other",
-        yes=rollout_flags.yes,
-    )
-    if not no_backup:
-        _back_up(inventory)
     machines = rollout_options.select(inventory, (), rollout_flags)
+    plan = _plan(inventory, str(target))
+    if behind := {step.machine for step in plan.steps} & {machine.name for machine in machines}:
+        many = f"{len(behind)} machines are" if len(behind) > 1 else f"{next(iter(behind))} is"
+        what = f"{many} upgraded to {plan.target}; each node is drained, one after the other"
+        terminal.confirm(what, yes=rollout_flags.yes)
+        if not no_backup:
+            _back_up(inventory)
+    elif not plan.steps:
+        what = f"all machines have {plan.target}; the add-ons get the versions of this gpunodes, if they are older"
+        terminal.confirm(what, yes=rollout_flags.yes)
     return _show(upgrade.roll_out(fleet, plan, machines, wanted, report), as_json=as_json)
 
 

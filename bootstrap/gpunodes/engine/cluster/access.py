@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunodes import shape
 from gpunodes.engine.cluster.api import CONFLICT, Api
-from gpunodes.engine.cluster.errors import NoResponse, Refused, invalid
+from gpunodes.engine.cluster.errors import NoResponse, Refused, check, malformed
 from gpunodes.errors import GpunodesError
 from gpunodes.shape import Many, Maybe, Optional
 
@@ -94,7 +93,7 @@ class Access(Api):
         found = self._find(f"{RBAC}/clusterroles/{name}")
         if found is None:
             return None
-        _check(found, _ROLE, f"the ClusterRole {name}")
+        check(found, _ROLE, f"the ClusterRole {name}")
         return [
             Rule(each.get("verbs") or (), each.get("apiGroups") or (), each.get("resources") or ())
             for each in found.get("rules") or []
@@ -177,7 +176,7 @@ class Access(Api):
         """The status of our request; raises GpunodesError if it is another one, or has gone."""
         found = self._find(f"{_REQUESTS}/{name}")
         if found is not None:
-            _check(found, _REQUEST, f"the request {name}")
+            check(found, _REQUEST, f"the request {name}")
         spec = (found or {}).get("spec") or {}
         if (spec.get("request"), spec.get("signerName")) != (encoded, SIGNER):
             raise GpunodesError(
@@ -195,7 +194,7 @@ class Access(Api):
                 try:
                     return base64.b64decode(status["certificate"], validate=True)
                 except binascii.Error as error:
-                    raise _invalid(f"the request {name}", "its certificate is not in base64") from error
+                    raise malformed(f"the request {name}", "its certificate is not in base64") from error
             for each in status.get("conditions") or []:
                 if each["type"] in ("Failed", "Denied"):
                     raise GpunodesError(
@@ -217,7 +216,7 @@ def _bindings(namespace: str) -> str:
 
 
 def _binding(item: Mapping[str, Any]) -> Binding:
-    _check(item, _BINDING, "a binding")
+    check(item, _BINDING, "a binding")
     metadata, subjects = item["metadata"], item.get("subjects") or []
     end = str((metadata.get("annotations") or {}).get(END, ""))
     # Far below the last year of a calendar.
@@ -248,12 +247,3 @@ def _document(made: Binding) -> dict[str, Any]:
         "roleRef": {"apiGroup": group, "kind": "ClusterRole" if made.is_cluster_role else "Role", "name": made.role},
         "subjects": [{"apiGroup": group, "kind": "User", "name": each} for each in made.users],
     }
-
-
-def _check(found: Any, wanted: Any, what: str) -> None:
-    if wrong := shape.wrong(found, wanted):
-        raise _invalid(what, wrong)
-
-
-def _invalid(what: str, wrong: str) -> NoResponse:
-    return invalid(f"what the control plane reports about {what} is not valid: {wrong}")

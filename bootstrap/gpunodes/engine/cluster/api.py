@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpunodes.engine.cluster import shapes
-from gpunodes.engine.cluster.connection import NO_CLUSTER, NO_SESSION, OTHER_CLUSTER, Response
+from gpunodes.engine.cluster.connection import NO_CLUSTER, NO_SESSION, OTHER_API, OTHER_CLUSTER, Response
 from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused, invalid
 from gpunodes.engine.cluster.session import Session
 
@@ -94,6 +94,12 @@ def _checked(method: str, path: str, response: Response) -> Response:
 
 
 def _no_response(response: Response) -> NoResponse:
+    if response.status == OTHER_API:
+        return OtherCluster(
+            response.error,
+            "the cluster that this inventory had before",
+            "correct the kubeconfig or its context; a new cluster needs an inventory file of its own",
+        )
     if response.status == OTHER_CLUSTER:
         return OtherCluster(
             f"the control planes of the inventory are not of one cluster: {response.error}",

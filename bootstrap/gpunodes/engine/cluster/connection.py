@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gpunodes import shape
 from gpunodes.engine.events import ssh_reason
@@ -29,6 +29,8 @@ INVALID = -3
 """The status when it does not respond as the program does."""
 OTHER_CLUSTER = -4
 """The status when its cluster has another CA than the request names."""
+OTHER_API = -5
+"""The status when the API of a kubeconfig is that of another cluster than this inventory had before."""
 CALL_S = 45.0
 """Time limit in seconds for one response; the program's own limit is 30."""
 _REASON_S = 5.0
@@ -49,6 +51,31 @@ class Transport:
     environment: Mapping[str, str] | None = field(default=None, repr=False)
     """None: inherit the environment of this process."""
     machine: str = ""
+
+    def connect(self) -> Connection:
+        """The connection; it opens at its first request."""
+        return Connection(self)
+
+
+class Connects(Protocol):
+    """How a session reaches an API: over a control-plane machine, or with a kubeconfig (``direct``)."""
+
+    def connect(self) -> Connected:
+        """The connection; it opens at its first request."""
+
+
+class Connected(Protocol):
+    """A connection to an API."""
+
+    @property
+    def machine(self) -> str:
+        """For messages."""
+
+    def request(self, fields: Mapping[str, Any], limit_s: float = CALL_S) -> Response:
+        """Send a request once; the status is 0 or less when there is no response within ``limit_s``."""
+
+    def close(self) -> None:
+        """End the connection."""
 
 
 def over_ssh(address: str, variables: Mapping[str, Any], kubeconfig: str = ADMIN, machine: str = "") -> Transport:

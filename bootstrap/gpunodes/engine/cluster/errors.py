@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from gpunodes import shape
 from gpunodes.errors import GpunodesError
 
 
@@ -36,3 +39,14 @@ def invalid(found: str) -> NoResponse:
         "a Kubernetes API",
         "check the address of the control-plane machine, and which program listens there",
     )
+
+
+def malformed(what: str, wrong: str) -> NoResponse:
+    """The error for an object of the cluster that is not as it must be: ``what`` it is, and what is ``wrong``."""
+    return invalid(f"what the cluster reports about {what} is not valid: {wrong}")
+
+
+def check(found: Any, wanted: Any, what: str) -> None:
+    """Raise NoResponse for an object of another shape."""
+    if wrong := shape.wrong(found, wanted):
+        raise malformed(what, wrong)

@@ -55,6 +55,8 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     # A removed device plugin leaves the name of its resource behind, with zero devices.
     capacity, labelled = _devices(status.get("capacity") or {}), _number(labels.get(_GPU_COUNT))
+    # GPUs in ResourceSlices are not allocatable: a repair verifies them on the machine.
+    by_claims = labels.get(devices.SERVING) == devices.DRA
     info = status.get("nodeInfo") or {}
     ready = [entry["status"] for entry in status.get("conditions", ()) if entry["type"] == "Ready"]
     return Node(
@@ -73,9 +75,9 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
         maintenance=marks.maintenance_of(item),
         needs_repair=annotations.get(marks.NEEDS_REPAIR, ""),
         repairs=tuple(marks.repairs_of(item)),
-        capacity=capacity,
-        allocatable=_devices(status.get("allocatable") or {}),
-        labelled=labelled,
+        capacity=None if by_claims else capacity,
+        allocatable=None if by_claims else _devices(status.get("allocatable") or {}),
+        labelled=None if by_claims else labelled,
         replicas=devices.replicas(labels),
     )
 

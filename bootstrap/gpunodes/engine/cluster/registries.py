@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunodes import shape
 from gpunodes.engine.cluster.api import CONFLICT, Api
-from gpunodes.engine.cluster.errors import Refused, invalid
+from gpunodes.engine.cluster.errors import Refused, check
 from gpunodes.shape import Many, Maybe, Optional
 
 _KIND = "kubernetes.io/dockerconfigjson"
@@ -136,7 +135,6 @@ def _secret(namespace: str, name: str) -> str:
 
 def _names(account: Mapping[str, Any]) -> list[str]:
     given = account.get("imagePullSecrets")
-    if wrong := shape.wrong({"imagePullSecrets": given}, _PULL):
-        raise invalid(f"the service account of a namespace is not valid: {wrong}")
+    check({"imagePullSecrets": given}, _PULL, "the service account of a namespace")
     names: Sequence[Mapping[str, str]] = given or ()
     return [each["name"] for each in names if "name" in each]

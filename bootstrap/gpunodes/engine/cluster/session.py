@@ -22,9 +22,9 @@ from gpunodes.engine.cluster.connection import (
     NO_CLUSTER,
     NO_SESSION,
     OTHER_CLUSTER,
-    Connection,
+    Connected,
+    Connects,
     Response,
-    Transport,
 )
 
 TURN_S = 15.0
@@ -44,7 +44,7 @@ class Session:
 
     def __init__(
         self,
-        transports: Transport | Sequence[Transport],
+        transports: Connects | Sequence[Connects],
         ca: str = "",
         remember: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -52,10 +52,10 @@ class Session:
 
         Both are for several control planes: a single one may have been created anew.
         """
-        several = [transports] if isinstance(transports, Transport) else transports
-        self._connections = [Connection(each) for each in several]
+        several = transports if isinstance(transports, Sequence) else [transports]
+        self._connections = [each.connect() for each in several]
         self._current = self._connections[0]
-        self._failed: dict[Connection, float] = {}
+        self._failed: dict[Connected, float] = {}
         """When a control plane last failed to respond, by the monotonic clock."""
         self._ca = ca
         self._confirmed = False
@@ -122,7 +122,7 @@ class Session:
             found[connection.machine] = response
         return None, found
 
-    def _ask(self, connection: Connection, fields: Mapping[str, Any], limit_s: float) -> Response:
+    def _ask(self, connection: Connected, fields: Mapping[str, Any], limit_s: float) -> Response:
         """The response of one control plane; from it follows which one is used next."""
         if len(self._connections) == 1:
             return connection.request({**fields, "ca": ""}, limit_s)
@@ -158,11 +158,11 @@ class Session:
             return Response(INVALID, None, wrong, response.time)
         return response
 
-    def _order(self) -> list[Connection]:
+    def _order(self) -> list[Connected]:
         with self._mutex:
             return self._order_now()
 
-    def _order_now(self) -> list[Connection]:
+    def _order_now(self) -> list[Connected]:
         """The control planes in the order in which they are tried: the one in use, then those that did not fail."""
         return sorted(self._connections, key=lambda each: (self._failed.get(each, 0.0), each is not self._current))
 

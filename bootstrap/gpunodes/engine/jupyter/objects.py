@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from gpunodes import shape
-from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
-from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, Api
-from gpunodes.engine.cluster.errors import Refused, invalid
+from gpunodes.engine.cluster.api import CONFLICT
+from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.workloads import Workloads
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.model import printable
 from gpunodes.planner import notebooks, storage
 from gpunodes.planner.notebooks import PATHS, Place, Request
-from gpunodes.shape import Many, Maybe, Optional
+from gpunodes.shape import Many, Optional
 
-_POLL_S = 1.0
-_GONE_S = 120.0
-_LONGEST = 400
-_TEXT = Optional(str)
-_STATE = {
-    "waiting": Optional({"reason": _TEXT, "message": _TEXT}),
-    "terminated": Optional({"exitCode": Optional(int), "reason": _TEXT, "message": _TEXT}),
-}
-_CONTAINERS = Optional(Many({"state": _STATE, "lastState": Optional(_STATE)}, 100))
-_CONDITIONS = Optional(Many({"type": str, "status": str, "message": _TEXT, "reason": _TEXT}, 100))
-_POD = {
-    "metadata": {"name": shape.Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")},
-    "spec": {"nodeName": _TEXT},
-    "status": {
-        "phase": _TEXT,
-        "conditions": _CONDITIONS,
-        "containerStatuses": _CONTAINERS,
-        "initContainerStatuses": _CONTAINERS,
-    },
-}
-_DEPLOYMENT = {
-    "metadata": {"generation": Optional(int)},
-    "status": Optional(
-        Maybe({
-            "observedGeneration": Optional(int),
-            "readyReplicas": Optional(int),
-            "conditions": _CONDITIONS,
-        })
-    ),
-}  # fmt: skip
-_EVENT = {"reason": _TEXT, "message": Optional(Maybe(str)), "lastTimestamp": Optional(Maybe(str))}
 _SERVICE = {"spec": {"ports": Many({"nodePort": Optional(int)}, 10)}}
-_KEEP = ("metadata.name", "metadata.deletionTimestamp", "spec.nodeName", "status")
 
 
-class Notebooks(Api):
+class Notebooks(Workloads):
     """The notebooks of a cluster. The methods raise as those of ``Api``."""
 
     def found(self, place: Place) -> dict[str, Any]:
@@ -118,48 +83,16 @@ class Notebooks(Api):
         service = self.one(place, "Service")
         if service is None:
             return None
-        _check(service, _SERVICE, f"the Service {place.objects}")
+        check(service, _SERVICE, f"the Service {place.objects}")
         return next((each["nodePort"] for each in service["spec"]["ports"] if each.get("nodePort")), None)
-
-    def is_ready(self, deployment: Mapping[str, Any]) -> bool:
-        """Whether the pod of a Deployment is ready."""
-        _check(deployment, _DEPLOYMENT, "a Deployment")
-        status = deployment.get("status") or {}
-        newest = status.get("observedGeneration") == deployment["metadata"].get("generation")
-        return bool(newest and status.get("readyReplicas"))
 
     def pods(self, place: Place) -> list[dict[str, Any]]:
         """The pods of a notebook that are not being deleted first, the others after them."""
-        selector = quote(f"{notebooks.LABEL}={place.name}")
-        path = f"/api/v1/namespaces/{place.namespace}/pods?labelSelector={selector}"
-        pods: list[dict[str, Any]] = self._call("GET", path, keep=_KEEP).body["items"]
-        for each in pods:
-            _check(each, _POD, "a pod")
-        return sorted(pods, key=lambda each: "deletionTimestamp" in each["metadata"])
+        return self.labelled_pods(place.namespace, _label(place))
 
     def reason(self, place: Place, deployment: Mapping[str, Any]) -> str:
         """Why a notebook is not ready, as scheduler, kubelet or API server report it; on one line."""
-        _check(deployment, _DEPLOYMENT, "a Deployment")
-        for each in (deployment.get("status") or {}).get("conditions") or ():
-            # No pod may be made: a quota, or Pod Security.
-            if each["type"] == "ReplicaFailure" and each["status"] == "True":
-                return _line(each.get("message") or each["type"])
-        pods = self.pods(place)
-        if not pods:
-            return "it has no pod yet"
-        reason = pod_problem(pods[0]) or f"pod {pods[0]['metadata']['name']} is not counted as ready yet"
-        if pods[0]["spec"].get("nodeName") and reason.endswith(("is pending", "is running")):
-            reason = self._warning(place, pods[0]["metadata"]["name"]) or reason
-        return _line(reason)
-
-    def _warning(self, place: Place, pod: str) -> str:
-        """The last warning about a pod: a failed mount or probe is reported only in events."""
-        selector = quote(f"involvedObject.name={pod},type=Warning")
-        path = f"/api/v1/namespaces/{place.namespace}/events?fieldSelector={selector}"
-        events = self._call("GET", path, keep=("metadata.name", "reason", "message", "lastTimestamp")).body["items"]
-        valid = [each for each in events if not shape.wrong(each, _EVENT)]
-        newest = max(valid, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
-        return event_text(newest) if newest else ""
+        return self.reason_of(place.namespace, _label(place), deployment)
 
     def all(self) -> list[tuple[Place, dict[str, Any]]]:
         """The Deployments of all notebooks."""
@@ -176,29 +109,9 @@ class Notebooks(Api):
         """Delete these objects of a notebook, and wait until its pods are gone; the NetworkPolicy is last."""
         for kind in reversed([kind for kind in PATHS if kind in found]):
             if kind == "NetworkPolicy":
-                self._wait_gone(place)
-            self._remove(place.path(kind), str(found[kind]["metadata"]["uid"]))
-        self._wait_gone(place)
-
-    def _remove(self, path: str, uid: str) -> None:
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
-        try:
-            self._call("DELETE", path, {**body, "propagationPolicy": "Background"})
-        except Refused as error:
-            if error.status != NOT_FOUND:
-                raise
-
-    def _wait_gone(self, place: Place) -> None:
-        deadline = time.monotonic() + _GONE_S
-        while pods := self.pods(place):
-            if time.monotonic() > deadline:
-                name = pods[0]["metadata"]["name"]
-                raise GpunodesError(
-                    f"the pod {place.namespace}/{name} is still there after {_GONE_S:.0f} s",
-                    "a pod that ends",
-                    f"see `kubectl -n {place.namespace} describe pod {name}`, then run the same command again",
-                )
-            time.sleep(_POLL_S)
+                self.wait_gone(place.namespace, _label(place))
+            self.remove_object(place.path(kind), str(found[kind]["metadata"]["uid"]))
+        self.wait_gone(place.namespace, _label(place))
 
 
 def missing(found: Mapping[str, Any], wanted: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -218,10 +131,5 @@ def request_of(place: Place, deployment: Mapping[str, Any]) -> Request:
     return request
 
 
-def _line(text: Any) -> str:
-    return printable(" ".join(str(text).split()))[:_LONGEST]
-
-
-def _check(found: Any, wanted: Any, what: str) -> None:
-    if wrong := shape.wrong(found, wanted):
-        raise invalid(f"what the control plane reports about {what} is not valid: {wrong}")
+def _label(place: Place) -> str:
+    return f"{notebooks.LABEL}={place.name}"

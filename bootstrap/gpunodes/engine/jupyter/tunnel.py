@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,24 @@ _PATIENCE_S = 45.0
 _FIRST, _NUMBER = 20000, 10000
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a tunnel leads to, for messages: its name, and the command that shows its state."""
+
+    name: str
+    status: str
+
+
+NOTEBOOK = Target("notebook", "gpunodes jupyter list")
+REGISTRY = Target("registry", "gpunodes registry status")
+
+
 class Tunnel:
     """An open tunnel."""
 
-    def __init__(self, port: int, stream: Stream, machine: str) -> None:
+    def __init__(self, port: int, stream: Stream, machine: str, to: Target) -> None:
         self.port = port
+        self._to = to
         self._stream = stream
         self._machine = machine
 
@@ -45,7 +59,7 @@ class Tunnel:
         while True:
             found = self._stream.line(_PATIENCE_S)
             if found.get("state") == "ended":
-                raise _ended(found, self._machine)
+                raise _ended(found, self._machine, self._to)
 
     def check(self, path: str) -> None:
         """Raise GpunodesError unless an HTTP server answers at the other end."""
@@ -53,13 +67,19 @@ class Tunnel:
             raise GpunodesError(
                 f"nothing answers through the tunnel: {self._stream.lost(why).problem.found}",
                 f"a server in the pod, and an SSH server on {self._machine} that forwards ports",
-                "see `gpunodes jupyter list`, and AllowTcpForwarding in its sshd_config",
+                f"see `{self._to.status}`, and AllowTcpForwarding in its sshd_config",
             )
 
 
 @contextlib.contextmanager
 def opened(
-    machine: Machine, variables: Mapping[str, Any], namespace: str, pod: str, port: int, local: int = 0
+    machine: Machine,
+    variables: Mapping[str, Any],
+    namespace: str,
+    pod: str,
+    port: int,
+    local: int = 0,
+    to: Target = NOTEBOOK,
 ) -> Iterator[Tunnel]:
     """A tunnel to a port of a pod, over a control plane with these inventory variables, while inside.
 
@@ -77,10 +97,10 @@ def opened(
             if found.get("state") == "forwarding":
                 if why := forward.request(control, local, "127.0.0.1", between):
                     raise stream.lost(f"its port was not forwarded: {why}")
-                yield Tunnel(local, stream, machine.name)
+                yield Tunnel(local, stream, machine.name, to)
                 return
             if not left or "unable to listen" not in str(found.get("reason")):
-                raise _ended(found, machine.name)
+                raise _ended(found, machine.name, to)
             stack.close()
 
 
@@ -91,10 +111,10 @@ def _started(machine: Machine, variables: Mapping[str, Any], options: Mapping[st
     return Stream(machine.name, [*argv, command.line], command.stdin, shell.environment(variables))
 
 
-def _ended(found: Mapping[str, Any], machine: str) -> GpunodesError:
+def _ended(found: Mapping[str, Any], machine: str, to: Target) -> GpunodesError:
     reason = printable(str(found.get("reason") or "without a reason"))
     return StreamLost(
-        f"{machine}: the connection to the notebook ended: {reason}",
+        f"{machine}: the connection to the {to.name} ended: {reason}",
         "a pod that keeps running, and kubectl on the control plane",
-        "see `gpunodes jupyter list`, then run the same command again",
+        f"see `{to.status}`, then run the same command again",
     )

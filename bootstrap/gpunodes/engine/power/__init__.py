@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from gpunodes.engine.remote.targets import Target
 from gpunodes.errors import GpunodesError
 from gpunodes.identity.model import BmcIdentity
 from gpunodes.model import printable
@@ -106,6 +107,8 @@ class Access:
     """For Wake-on-LAN: the addresses of the machine's network interfaces."""
     reached: tuple[str, int] = ("", 0)
     """For Wake-on-LAN: where the machine's SSH server listens."""
+    jump: tuple[Target, ...] = ()
+    """For Redfish: the SSH jump hosts before the BMC, the first hop first."""
 
     @property
     def place(self) -> tuple[str, str]:

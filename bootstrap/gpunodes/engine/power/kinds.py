@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunodes.engine.power import Access, Power
+from gpunodes.engine.power import Access, Power, jumping
+from gpunodes.engine.remote.targets import Target
 from gpunodes.errors import GpunodesError, WrongInput
 
 WOL = "wol"
@@ -22,11 +23,16 @@ _UNBRACKETED = re.compile(r"[A-Za-z]+://(?:[^/@]*@)?([^/@\[\]:]*:[^/@\[\]:]*:[^/
 
 
 def access(
-    machine: str, settings: Mapping[str, Any], reached: tuple[str, int] = ("", 0), macs: Sequence[str] = ()
+    machine: str,
+    settings: Mapping[str, Any],
+    reached: tuple[str, int] = ("", 0),
+    macs: Sequence[str] = (),
+    jump: tuple[Target, ...] | None = None,
 ) -> Access | None:
     """The access to the BMC of a machine, from its settings; None when no BMC is configured.
 
-    For Wake-on-LAN, ``reached`` is where its SSH server listens, ``macs`` the addresses that it reported.
+    For Wake-on-LAN, ``reached`` is where its SSH server listens, ``macs`` the addresses that it reported. ``jump`` are
+    its jump hosts, where they are not to be read from the settings and from ssh_config.
     The password is from the inventory (Ansible vault works), an environment variable or a command; raises WrongInput.
     """
     kind = str(settings["gpunodes_bmc_type"] or "")
@@ -62,6 +68,7 @@ def access(
         command=command,
         macs=known if kind == WOL else (),
         reached=reached,
+        jump=jumping.hops(machine, kind, settings) if jump is None else jump,
     )
 
 

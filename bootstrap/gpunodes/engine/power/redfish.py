@@ -15,7 +15,7 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
-from gpunodes.engine.power.web import NotRedfish, Timeout, Untrusted, Web
+from gpunodes.engine.power.web import NotRedfish, NoWay, Timeout, Untrusted, Web
 from gpunodes.identity.model import BmcIdentity, described_bmc
 
 _CALL_S = 60.0
@@ -40,6 +40,9 @@ _ORDERS = {
     Order.RESET: (sushy.ResetType.FORCE_RESTART, sushy.ResetType.POWER_CYCLE),
 }
 
+_CAUSES = (NotRedfish, NoWay, Timeout, Untrusted, requests.TooManyRedirects)
+"""Errors that explain the error of sushy that wraps them."""
+
 
 class Redfish:
     """One system of a BMC, over a session that the first request opens."""
@@ -52,6 +55,8 @@ class Redfish:
             # RFC 3986, 3.2.2
             self._url = f"https://{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}"
         self.name = f"Redfish at {self._url}"
+        if access.jump:
+            self.name += f" through {access.jump[-1].name}"
         self._system: Any = None
         self._root: Any = None
 
@@ -142,7 +147,7 @@ class Redfish:
 
     @functools.cached_property
     def _web(self) -> Web:
-        return Web(self._url, self._access.verify)
+        return Web(self._url, self._access.verify, self._access.jump)
 
     def _open(self) -> Any:
         root = self._root = sushy.Sushy(
@@ -171,7 +176,7 @@ class Redfish:
         """The PowerProblem for an error of sushy or of the connection. Their messages never hold the password."""
         # sushy wraps the error of the connection in its own.
         cause: BaseException | None = error
-        while cause and not isinstance(cause, NotRedfish | Timeout | Untrusted | requests.TooManyRedirects):
+        while cause and not isinstance(cause, _CAUSES):
             cause = cause.__cause__ or cause.__context__
         message = " ".join(str(cause or error).split())[:300]
         if isinstance(cause, Untrusted):
@@ -189,9 +194,10 @@ class Redfish:
                 Trouble.LOGIN, f"{self.name} refuses the user {self._access.user!r}", "correct user and password"
             )
         if isinstance(error, exceptions.ConnectionError | requests.RequestException | OSError):
-            return PowerProblem(
-                Trouble.UNREACHABLE, f"{self.name} does not respond: {message}", "check that the BMC is reachable"
-            )
+            found, remedy = "does not respond", "check that the BMC is reachable"
+            if isinstance(cause, NoWay):
+                found, remedy = "is not reached", "correct gpunodes_bmc_jump, or the jump host"
+            return PowerProblem(Trouble.UNREACHABLE, f"{self.name} {found}: {message}", remedy)
         if isinstance(error, exceptions.SushyError):
             return PowerProblem(Trouble.REFUSED, f"{self.name} refuses the request: {message}")
         return PowerProblem(

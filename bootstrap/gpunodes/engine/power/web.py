@@ -26,6 +26,9 @@ import requests
 from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 
+from gpunodes.engine.remote.reach import LostError
+from gpunodes.engine.remote.targets import Target
+
 _CONNECT_S = 10.0
 """Time limit in seconds for one TCP connection."""
 _LOGOUT_S = 5.0
@@ -48,12 +51,17 @@ class Untrusted(requests.RequestException):
     """The certificate cannot be verified."""
 
 
+class NoWay(requests.RequestException):
+    """The jump host cannot be used, or does not reach the BMC."""
+
+
 class Web(BaseAdapter):
     """A transport adapter for ``requests.Session``, for one BMC; it ignores the proxy variables of the environment."""
 
-    def __init__(self, url: str, verify: bool | str) -> None:
-        """``verify`` is as in ``Access``. Raises OSError for a CA file that cannot be used."""
+    def __init__(self, url: str, verify: bool | str, jump: tuple[Target, ...] = ()) -> None:
+        """``verify`` and ``jump`` are as in ``Access``. Raises OSError for a CA file that cannot be used."""
         super().__init__()
+        self._jump = jump
         self._origin = _origin(url)
         self._context = _context(verify) if self._origin[0] == "https" else None
         self._deadline: float | None = None
@@ -104,7 +112,7 @@ class Web(BaseAdapter):
 
     def _exchange(self, request: requests.PreparedRequest, deadline: float) -> requests.Response:
         _, host, port = self._origin
-        channel = _connect(host, port, deadline)
+        channel = _relayed(self._jump, host, port, deadline) if self._jump else _connect(host, port, deadline)
         try:
             if self._context:
                 channel.settimeout(_left(deadline))
@@ -191,6 +199,16 @@ def _context(verify: bool | str) -> ssl.SSLContext:
         folder = Path(verify).is_dir()
         context = ssl.create_default_context(cafile=None if folder else verify, capath=verify if folder else None)
     return context
+
+
+def _relayed(jump: tuple[Target, ...], host: str, port: int, deadline: float) -> socket.socket:
+    # paramiko takes a while to load.
+    from gpunodes.engine.remote import relay
+
+    try:
+        return relay.connect(jump, host, port, _left(deadline))
+    except LostError as error:
+        raise NoWay(error.message) from error
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:

@@ -59,6 +59,19 @@ class HostCheck:
                 f"its host key {trust.value}: {key.get_name()} {key.fingerprint}; {remedy}",
             )
 
+    def known_lines(self, target: Target) -> str:
+        """The lines of known_hosts with the keys of a machine, and those that revoke keys; "" if no key is known.
+
+        Another program can check the machine by them.
+        """
+        files = target.rules.files
+        configured = (*openssh.user_known_hosts(), *openssh.GLOBAL_KNOWN_HOSTS) if files is None else files
+        for sources in (configured, () if target.rules.strict else (str(settings.known_hosts()),)):
+            text = "".join(_text_of(Path(file)) for file in sources)
+            if found := hostkeys.lines_with(text, target.host_key_name):
+                return found
+        return ""
+
     def _keys_for(self, target: Target, more: str) -> tuple[HostKeys, bool]:
         """The host keys to check a machine against, and whether its key must be one of them.
 
@@ -80,6 +93,14 @@ class HostCheck:
             if sources not in self._host_keys:
                 self._host_keys[sources] = HostKeys([Path(file) for file in files])
             return self._host_keys[sources]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace") + "\n"
+    except OSError:
+        # As ssh does.
+        return ""
 
 
 def _remedy(trust: Trust, name: str, *, learned: bool) -> str:

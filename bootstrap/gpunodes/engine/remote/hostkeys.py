@@ -150,6 +150,14 @@ def lines_of(text: str, name: str) -> str:
     return "\n".join(line for line in text.splitlines() if is_relevant(line))
 
 
+def lines_with(text: str, name: str) -> str:
+    """The lines by which ``HostKeys`` checks a machine, and all that revoke keys; "" without a key or an authority."""
+    names = _lookup_names(name)
+    found = list(dict.fromkeys(line for each in names for line in lines_of(text, each).splitlines()))
+    keys = HostKeys((), "\n".join(found))
+    return "\n".join(found) if any(map(keys.knows, names)) else ""
+
+
 def end_last_line(path: Path) -> None:
     """Add a missing line break at the end of a file, so that an appended key does not join the last line.
 

@@ -12,6 +12,15 @@ import paramiko
 from gpunodes.engine.remote.targets import DEFAULT_KEYS, Target
 
 
+def needs_no_passphrase(path: Path) -> bool:
+    """Whether a file is a private key that a program can use without anybody who types."""
+    try:
+        paramiko.PKey.from_path(path)
+    except (OSError, ValueError, TypeError, paramiko.SSHException):
+        return False
+    return True
+
+
 class PrivateKeys:
     """The keys for the logins of one scan, each read once. Thread-safe."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpunodes.engine.remote import openssh
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import SUDO_PASSWORDS
+from gpunodes.inventory import LOGIN_PASSWORDS, SUDO_PASSWORDS
 
 Lookup = Callable[[str, Sequence[str]], Mapping[str, Any]]
 """The options in ssh_config for a host and further ssh arguments, by the option's name in lower case."""
@@ -24,8 +24,7 @@ DEFAULT_PORT = 22
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 PYTHON = "/usr/bin/python3"
 
-PASSWORDS = ("ansible_ssh_password", "ansible_ssh_pass", "ansible_password")
-"""The inventory variables for the login password."""
+PASSWORDS = LOGIN_PASSWORDS
 PORTS = ("ansible_ssh_port", "ansible_port")
 _ALIASES = {
     "host": ("ansible_ssh_host", "ansible_host"),
@@ -126,7 +125,7 @@ def target(name: str, variables: Mapping[str, Any], lookup: Lookup) -> Target:
     return Target(
         **connection,
         password=str(own.get("password") or ""),
-        jump=_hops(str(jump), lookup, connection["key_files"], openssh.other_config(arguments)) if has_jump else (),
+        jump=hops(str(jump), lookup, connection["key_files"], openssh.other_config(arguments)) if has_jump else (),
         python=python if python.startswith("/") else PYTHON,
         become_password=first(variables, SUDO_PASSWORDS),
         become=str(become).lower() not in {"false", "no", "0"} if become is not None else True,
@@ -208,9 +207,12 @@ def _ssh_options(name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _hops(jump: str, lookup: Lookup, keys: Sequence[str], config: Sequence[str]) -> tuple[Target, ...]:
-    """The jump hosts in a ProxyJump, ``user@host:port,...``, with the keys of ssh_config and of the machine."""
-    hops: list[Target] = []
+def hops(jump: str, lookup: Lookup, keys: Sequence[str] = (), config: Sequence[str] = ()) -> tuple[Target, ...]:
+    """The jump hosts in a ProxyJump, ``user@host:port,...``, with the keys of ssh_config and of the machine.
+
+    Raises WrongInput for a value that is not valid.
+    """
+    found: list[Target] = []
     for part in jump.split(","):
         user, _, address = part.strip().removeprefix("ssh://").rpartition("@")
         host, port = address, ""
@@ -224,9 +226,9 @@ def _hops(jump: str, lookup: Lookup, keys: Sequence[str], config: Sequence[str])
         connection = _connection(f"jump host {host}", host, own, lookup, arguments)
         connection["key_files"] = tuple(dict.fromkeys([*connection["key_files"], *keys]))
         # Every hop after the first is reached through the one before it.
-        connection["proxy_command"] = "" if hops else connection["proxy_command"]
-        hops.append(Target(**connection))
-    return tuple(hops)
+        connection["proxy_command"] = "" if found else connection["proxy_command"]
+        found.append(Target(**connection))
+    return tuple(found)
 
 
 def _expand(command: str, address: str, port: str, user: str) -> str:

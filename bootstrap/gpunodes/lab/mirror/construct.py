@@ -15,7 +15,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.lab.mirror import aptrepo, debian, gobuild, images, packages, programs, store
 from gpunodes.lab.mirror import deb as debfile
 from gpunodes.lab.mirror.oci import Registry
-from gpunodes.lab.mirror.pins import HERE, Minor, Pins, load
+from gpunodes.lab.mirror.pins import HERE, Component, ExtraImage, Minor, Pins, load
 
 ABOUT = "mirror.json"
 """A file at the tree's top: the key's fingerprint and the tree's contents."""
@@ -24,7 +24,7 @@ _NOT_INPUTS = ("pin.py", "serve.py")
 """Files of this package that do not affect the tree."""
 
 KUBERNETES_KEY = "Release.key"
-REGISTRIES = ("docker.io", "ghcr.io", "registry.k8s.io")
+REGISTRIES = ("docker.io", "ghcr.io", "quay.io", "registry.k8s.io")
 
 
 def build(
@@ -33,17 +33,17 @@ def build(
     minors: Sequence[str],
     suites: Sequence[str],
     progress: Callable[[str], None],
-    autoscaler: bool = False,
+    extras: Sequence[str] = (),
 ) -> Path:
     """The mirror's static tree for these Kubernetes minors and Debian suites, built unless ``cache`` has it.
 
-    ``autoscaler``: with the image of cluster-autoscaler, which only labs with pools that scale need.
+    ``extras``: with these further images of the pins.
 
     The first build compiles Kubernetes and takes minutes; ``progress`` gets a line at each step. Raises GpunodesError
     when a program is missing or a step fails; no incomplete tree is left then.
     """
     pins = load()
-    for requested, known in ((minors, pins.minors), (suites, pins.suites)):
+    for requested, known in ((minors, pins.minors), (suites, pins.suites), (extras, pins.extras)):
         for name in requested:
             if name not in known:
                 raise WrongInput(f"the lab's mirror has no {name}", f"known: {', '.join(known)}")
@@ -51,13 +51,13 @@ def build(
     home = cache / "mirror"
     with store.locked(home, progress):
         key = aptrepo.signing_key(home)
-        target = home / f"tree-{_fingerprint(minors, suites, key.fingerprint, autoscaler)}"
-        return store.keep(target, lambda tree: _fill(tree, home, pins, minors, suites, key, autoscaler, progress))
+        target = home / f"tree-{_fingerprint(minors, suites, extras, key.fingerprint)}"
+        return store.keep(target, lambda tree: _fill(tree, home, pins, minors, suites, extras, key, progress))
 
 
-def _fingerprint(minors: Sequence[str], suites: Sequence[str], key: str, autoscaler: bool) -> str:
+def _fingerprint(minors: Sequence[str], suites: Sequence[str], extras: Sequence[str], key: str) -> str:
     """A hash of all inputs of the tree: pins, module files and the code that builds it."""
-    inputs = hashlib.sha256(json.dumps([sorted(minors), sorted(suites), key, autoscaler]).encode())
+    inputs = hashlib.sha256(json.dumps([sorted(minors), sorted(suites), sorted(extras), key]).encode())
     for path in sorted(HERE.rglob("*")):
         if path.is_file() and path.suffix != ".pyc" and path.name not in _NOT_INPUTS:
             inputs.update(f"{path.relative_to(HERE)}\n".encode() + path.read_bytes())
@@ -70,21 +70,15 @@ def _fill(
     pins: Pins,
     minors: Sequence[str],
     suites: Sequence[str],
+    extras: Sequence[str],
     key: aptrepo.SigningKey,
-    autoscaler: bool,
     progress: Callable[[str], None],
 ) -> None:
     requested = [pins.minors[minor] for minor in minors]
+    further = [image for name in dict.fromkeys(extras) for image in pins.extras[name]]
     architecture = debian.architecture()
     go = gobuild.toolchain(home, pins, progress)
-    shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc")
-    # Kubernetes takes longest: it is first, and the others are built in parallel.
-    components = dict.fromkeys(
-        [minor.kubernetes for minor in requested]
-        + [component for minor in requested for component in (*(etcd for etcd, _ in minor.etcds), minor.coredns)]
-        + [pins.components[name] for name in (*shared, *([images.AUTOSCALER] if autoscaler else []))]
-    )
-    binaries = gobuild.all_programs(components, go, home, progress)
+    binaries = gobuild.all_programs(_components(pins, requested, further), go, home, progress)
 
     archives = {}
     for suite in dict.fromkeys((pins.image_suite, *suites)):
@@ -99,8 +93,14 @@ def _fill(
         iptables = images.common(
             registry, pins, archives[pins.image_suite], binaries, pause, tuple(pause_tags), Path(scratch)
         )
-    if autoscaler:
-        images.autoscaler(registry, pins, binaries)
+        [busybox] = images.wanted_archives(archives[pins.image_suite], [pins.busybox_package])
+        root = images.busybox_tree(busybox, Path(scratch))
+        for image in further:
+            if image.component:
+                images.of_component(registry, image, binaries[image.component.name])
+            else:
+                own = debian.download(pins.image_suite, image.packages, home, progress)
+                images.of_debian(registry, image, own, root)
     for minor in requested:
         images.kubernetes(registry, minor, binaries, iptables)
         images.check_tags(minor, binaries[minor.kubernetes.name] / "kubeadm", tree, progress)
@@ -114,6 +114,15 @@ def _fill(
     (tree / ABOUT).write_text(
         json.dumps({"fingerprint": key.fingerprint, "minors": list(minors), "suites": list(suites)}, indent=2) + "\n"
     )
+
+
+def _components(pins: Pins, minors: Sequence[Minor], further: Sequence[ExtraImage]) -> list[Component]:
+    """What is built. Kubernetes takes longest: it is first, and the others are built in parallel."""
+    shared = ("flannel", "flannel-cni-plugin", "cni-plugins", "cri-tools", "containerd", "runc", "registry")
+    found = [minor.kubernetes for minor in minors]
+    found += [component for minor in minors for component in (*(etcd for etcd, _ in minor.etcds), minor.coredns)]
+    found += [pins.components[name] for name in shared]
+    return list(dict.fromkeys(found + [image.component for image in further if image.component]))
 
 
 def _kubernetes_repository(

@@ -54,18 +54,22 @@ def all_programs(
             raise
 
 
+def place(component: Component, cache: Path) -> Path:
+    """The folder of the component's programs in ``cache``; it exists when they were built."""
+    inputs = hashlib.sha256(repr(component).encode())
+    for path in (*component.modules, *component.sources):
+        inputs.update(path.read_bytes())
+    return cache / f"{component.name}-{inputs.hexdigest()[:16]}"
+
+
 def programs(component: Component, go: Path, cache: Path, progress: Callable[[str], None]) -> Path:
     """The folder of the component's programs, built unless ``cache`` has them."""
-    inputs = hashlib.sha256(repr(component).encode())
-    files = (*component.modules, *component.sources)
-    for path in files:
-        inputs.update(path.read_bytes())
 
     def make(folder: Path) -> None:
         progress(f"building {component.name} {component.version}")
         source = folder / "src"
         source.mkdir()
-        for path in files:
+        for path in (*component.modules, *component.sources):
             target = source / path.relative_to(component.modules[0].parent)
             target.parent.mkdir(exist_ok=True)
             shutil.copy(path, target)
@@ -89,7 +93,7 @@ def programs(component: Component, go: Path, cache: Path, progress: Callable[[st
         )  # fmt: skip
         shutil.rmtree(source)
 
-    return store.keep(cache / f"{component.name}-{inputs.hexdigest()[:16]}", make)
+    return store.keep(place(component, cache), make)
 
 
 def source(component: Component, go: Path) -> Path:

@@ -6,16 +6,13 @@ import io
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.mirror.oci import Blob, OciImage, Registry
-from gpunodes.lab.mirror.pins import Minor, Pins
+from gpunodes.lab.mirror.pins import ExtraImage, Minor, Pins
 from gpunodes.lab.mirror.programs import run
 from gpunodes.lab.mirror.tree import TreeEntry
-
-AUTOSCALER = "cluster-autoscaler"
-"""The component of that image."""
 
 MERGED = tuple(TreeEntry(f"/{name}", link=f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin"))
 """The links of a merged /usr."""
@@ -111,6 +108,8 @@ def common(
     registry.add(
         OciImage("flannel-io/flannel", (pins.flannel_tag,), (iptables, busybox, flannel), ("/opt/bin/flanneld",)),
     )
+    server = registry.layer([TreeEntry("/bin/registry", binaries["registry"] / "registry", 0o755)])
+    registry.add(OciImage("library/registry", (pins.components["registry"].version,), (server,), ("/bin/registry",)))
     registry.add(OciImage("flannel-io/flannel-cni-plugin", (pins.flannel_cni_plugin_tag,), (busybox, plugin)))
     return iptables
 
@@ -132,10 +131,29 @@ def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], i
     registry.add(OciImage("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
 
 
-def autoscaler(registry: Registry, pins: Pins, binaries: Mapping[str, Path]) -> None:
-    """Add the image of cluster-autoscaler."""
-    layer = registry.layer([TreeEntry("/cluster-autoscaler", binaries[AUTOSCALER] / AUTOSCALER, 0o755)])
-    registry.add(OciImage("autoscaling/cluster-autoscaler", (pins.autoscaler_tag,), (layer,), ("/cluster-autoscaler",)))
+def of_component(registry: Registry, image: ExtraImage, binaries: Path) -> None:
+    """Add an image of a component's programs."""
+    places = image.programs.values()
+    layer = registry.layer([TreeEntry(place, binaries / name, 0o755) for name, place in image.programs.items()])
+    entrypoint = (next(iter(places)),) if image.entrypoint else ()
+    registry.add(OciImage(image.name, (image.tag,), (layer,), entrypoint))
+
+
+def of_debian(registry: Registry, image: ExtraImage, archives: Sequence[Path], below: Sequence[TreeEntry]) -> None:
+    """Add an image of Debian's packages, over the tree ``below``."""
+    layer = registry.layer([*below, *libraries_tree(wanted_archives(archives, image.packages))])
+    registry.add(OciImage(image.name, (image.tag,), (layer,)))
+
+
+def libraries_tree(archives: Sequence[Path]) -> list[TreeEntry]:
+    """The packages' files, with the links of BLAS and LAPACK, which update-alternatives creates on a machine."""
+    files = [entry for archive in archives for entry in unpack(archive)]
+    links = {}
+    for entry in files:
+        path = PurePosixPath(entry.path)
+        if path.parent.name in {"blas", "lapack"} and path.name.endswith(".so.3"):
+            links[path] = TreeEntry(str(path.parent.parent / path.name), link=f"{path.parent.name}/{path.name}")
+    return [*files, *links.values()]
 
 
 def etcd_tree(binaries: Path) -> list[TreeEntry]:

@@ -18,8 +18,15 @@ from gpunodes.lab.mirror.pins import Component, load
 from gpunodes.lab.mirror.programs import run
 
 
-def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
+def go_mod(
+    component: Component,
+    old: Mapping[str, Any],
+    upstream: Mapping[str, Any],
+    libraries: Mapping[str, Any] | None = None,
+) -> str:
     """A go.mod that requires the component's version, with the replacements of the component's own go.mod.
+
+    ``libraries``: the go.mod of the component whose libraries it shares.
 
     Go applies replacements of the main module only. Kubernetes replaces its staging modules by folders of its own
     repository; they are published as v0.MINOR.PATCH. Other projects' folders are published as modules with versions of
@@ -39,11 +46,15 @@ def go_mod(component: Component, old: Mapping[str, Any], upstream: Mapping[str, 
             replacements.append(f"{left} => {kept['Path']} {kept['Version']}")
     # Several are modules of one release, as etcd's server and its tools.
     modules = [each["Path"] for each in old["Require"] if not each.get("Indirect")]
+    further = [each for each in (libraries or {}).get("Require", ()) if each.get("Indirect")]
+    shared = [f"{each['Path']} {each['Version']} // indirect" for each in further]
+    versions = (upstream["Go"], (libraries or upstream)["Go"])
     return "\n".join(
         [
             f"module {old['Module']['Path']}\n",
-            f"go {upstream['Go']}\n",
+            f"go {max(versions, key=lambda version: [int(part) for part in version.split('.')])}\n",
             _block("require", [f"{module} v{component.version}" for module in modules]),
+            *([_block("require", shared)] if shared else []),
             _block("replace", replacements),
             _block("tool", [tool["Path"] for tool in old["Tool"]]),
         ]
@@ -65,7 +76,9 @@ def pin(component: Component) -> None:
     requirement = f"{old['Require'][0]['Path']}@v{component.version}"
     about = json.loads(run(["go", "mod", "download", "-json", requirement], cwd=Path("/")))
     upstream = json.loads(run(["go", "mod", "edit", "-json", about["GoMod"]]))
-    modules.write_text(go_mod(component, old, upstream))
+    other = load().components.get(component.libraries)
+    libraries = json.loads(run(["go", "mod", "edit", "-json", other.modules[0]])) if other else None
+    modules.write_text(go_mod(component, old, upstream, libraries))
     sums.unlink(missing_ok=True)
     environment = {"GOFLAGS": "-mod=mod", "CGO_ENABLED": "1" if component.cgo else "0"}
     run(["go", "list", "-deps", "-tags", ",".join(component.tags), "tool"], cwd=folder, env=environment, limit_s=900)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -20,6 +21,8 @@ class Component:
     cgo: bool = False
     tags: tuple[str, ...] = ()
     ldflags: tuple[str, ...] = ()
+    libraries: str = field(default="", repr=False)
+    """Another component: its modules are required in at least the same versions, so that they are compiled once."""
 
     @property
     def modules(self) -> tuple[Path, Path]:
@@ -55,6 +58,20 @@ class Minor:
 
 
 @dataclass(frozen=True)
+class ExtraImage:
+    """An image that only labs which request it have: of a component, or of Debian's packages."""
+
+    name: str
+    """Its path after the registry's host."""
+    tag: str
+    component: Component | None
+    programs: Mapping[str, str]
+    """The component's programs, and where the image has each; the first is the entrypoint."""
+    entrypoint: bool
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Pins:
     """All of pins.toml."""
 
@@ -63,11 +80,11 @@ class Pins:
     suites: Mapping[str, int]
     components: Mapping[str, Component]
     minors: Mapping[str, Minor]
+    extras: Mapping[str, tuple[ExtraImage, ...]]
     pause_tags: tuple[str, ...]
     flannel_tag: str
     flannel_cni_plugin_tag: str
     busybox_tag: str
-    autoscaler_tag: str
     node_packages: tuple[str, ...]
     image_packages: tuple[str, ...]
     busybox_package: str
@@ -89,6 +106,7 @@ def load() -> Pins:
             entry.get("cgo", False),
             tuple(entry.get("tags", ())),
             tuple(entry.get("ldflags", ())),
+            entry.get("libraries", ""),
         )
         for name, entry in raw["components"].items()
     }
@@ -112,12 +130,23 @@ def load() -> Pins:
         suites=raw["suites"],
         components=components,
         minors=minors,
+        extras={name: tuple(_extra(each, components) for each in entries) for name, entries in raw["extras"].items()},
         pause_tags=tuple(raw["images"]["pause_tags"]),
         flannel_tag=raw["images"]["flannel_tag"],
         flannel_cni_plugin_tag=raw["images"]["flannel_cni_plugin_tag"],
         busybox_tag=raw["images"]["busybox_tag"],
-        autoscaler_tag=raw["images"]["autoscaler_tag"],
         node_packages=tuple(raw["debian"]["packages"]),
         image_packages=tuple(raw["debian"]["image_packages"]),
         busybox_package=raw["debian"]["busybox_package"],
+    )
+
+
+def _extra(entry: Mapping[str, Any], components: Mapping[str, Component]) -> ExtraImage:
+    return ExtraImage(
+        entry["image"],
+        entry["tag"],
+        components[entry["component"]] if "component" in entry else None,
+        entry.get("programs", {}),
+        entry.get("entrypoint", True),
+        tuple(entry.get("packages", ())),
     )

@@ -254,8 +254,8 @@ def _machines(
 def _changes(gathered: Gathered, nodes: Mapping[str, SeenNode]) -> list[str]:
     new = sorted(name for name in gathered.machines if name in nodes and nodes[name].provider != PROVIDER + name)
     found = [f"{name}: its node is marked as a machine of a pool that scales" for name in new]
-    return (
-        [*found, "the passwords of its BMCs leave this controller: they go into a Secret of the cluster"]
-        if gathered.passwords
-        else found
-    )
+    if gathered.passwords:
+        found.append("the passwords of its BMCs leave this controller: they go into a Secret of the cluster")
+    if gathered.plan["jumps"]:
+        found.append("the keys for jump hosts before its BMCs leave this controller, into the same Secret")
+    return found

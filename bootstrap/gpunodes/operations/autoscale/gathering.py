@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gpunodes.engine.fleet import InventoryFleet, match_nodes
 from gpunodes.engine.power import kinds
 from gpunodes.errors import WrongInput, together
 from gpunodes.model import Machine, Role
+from gpunodes.operations.autoscale.jumps import Jumps
 from gpunodes.planner import autoscale
 from gpunodes.planner.autoscale import ScaledMachine
 from gpunodes.planner.pools import POOL_LABEL
@@ -32,7 +33,7 @@ class Gathered:
 
     plan: Mapping[str, Any]
     passwords: Mapping[str, str] = field(repr=False)
-    """The passwords of BMCs, by node."""
+    """The passwords of BMCs, by node, and the keys for jump hosts before them."""
     machines: Mapping[str, Machine]
     """The machine of each node."""
 
@@ -85,11 +86,12 @@ def gather(
     wrong = list(autoscale.problems(found, own_image=bool(given["gpunodes_power_image"])))
     if wrong:
         raise together([WrongInput(f"{name} of a pool that scales: {why}") for name, why in wrong])
-    accesses = {each.node: kinds.access(each.name, each.settings) for each in found}
+    accesses, jumps = {each.node: kinds.access(each.name, each.settings) for each in found}, Jumps()
+    found = [replace(each, jump=jumps.add(each.name, accesses[each.node])) for each in found]
     passwords = {node: access.password for node, access in accesses.items() if access and access.password}
     return Gathered(
-        autoscale.document(given, found, _authorities(found)),
-        passwords,
+        autoscale.document(given, found, _authorities(found), jumps.documents),
+        passwords | jumps.keys,
         {each.node: machines[each.name] for each in found},
     )
 

@@ -66,9 +66,19 @@ class Choice:
             needs_repair=past.needs_repair,
             busy=state.holder(machine.name, node),
             bmc=unreachable and self.command.fleet.machine_control(machine).has_power(),
-            unmatched=why,
+            unmatched=why or self._is_server(machine, node),
             off=state.off[machine.name].described if machine.name in state.off else "",
         )
+
+    def _is_server(self, machine: Machine, node: Node | None) -> str:
+        """Why a node may not be repaired that is a control plane, "" if it may.
+
+        Only the lock over SSH excludes other commands while an API stops, and it is on control planes of the inventory.
+        """
+        controls = any(each.role is Role.CONTROL_PLANE for each in self.command.fleet.all_machines())
+        if controls or node is None or not node.control_plane or machine.role is Role.CONTROL_PLANE:
+            return ""
+        return "its node is a control plane, and the inventory has no group control_plane; repair it by hand"
 
     def _node(self, name: str, state: ClusterState) -> tuple[Node | None, str]:
         before = self.nodes.get(name)

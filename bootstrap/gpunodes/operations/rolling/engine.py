@@ -214,7 +214,7 @@ class Engine:
     def _candidate(self, name: str, found: ClusterState) -> RolloutCandidate:
         node, why = found.machines[name]
         if name in found.off:
-            why = f"{why}; {switched_off.CATCHES_UP}"
+            why = switched_off.left_out(name, why)
         verdict = self._scans[name].verdict if name in self._scans else None
         unreadable = self._unreadable.get(name, "")
         if verdict and verdict.state.rank >= State.SICK.rank:

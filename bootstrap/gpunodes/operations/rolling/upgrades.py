@@ -11,6 +11,7 @@ from gpunodes.model import Role
 from gpunodes.operations.rolling.playbook import PlaybookWork
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner import gpu, versions
+from gpunodes.planner.os_upgrade import OsPlans
 from gpunodes.planner.upgrade_model import Part
 from gpunodes.rollout.record import Disruption
 
@@ -100,7 +101,8 @@ class Rollback(PlaybookWork):
 class SystemUpgrade(PlaybookWork):
     """Upgrades the packages of a node's operating system; ``reboot``: it is rebooted if one is due."""
 
-    def __init__(self, inventory: Inventory, *, security: bool, reboot: bool) -> None:
+    def __init__(self, inventory: Inventory, *, security: bool, reboot: bool, plan: OsPlans | None = None) -> None:
+        """``plan`` was read just before; a command that resumes has none."""
         super().__init__(
             inventory,
             SYSTEM,
@@ -109,10 +111,17 @@ class SystemUpgrade(PlaybookWork):
             parameters={"security": _text(security), "reboot": _text(reboot)},
             variables={"os_upgrade_security": security, "os_upgrade_reboot": reboot},
         )
+        self._reboot = reboot
+        self._planned = {each.name: each for each in (plan.machines if plan else ())}
 
-    def needed(self, target: Target) -> str:  # noqa: ARG002 - the package manager tells, which is the work itself
-        """As ``Work.needed``."""
-        return "its packages are upgraded"
+    def needed(self, target: Target) -> str:
+        """As ``Work.needed``. A machine that was begun is upgraded to the end: its packages may be half installed."""
+        planned = self._planned.get(target.name)
+        if planned is None or (target.node is not None and target.node.rollout):
+            return "its packages are upgraded"
+        if planned.unreadable:
+            raise GpunodesError(planned.unreadable)
+        return planned.needed(reboot=self._reboot)
 
 
 class DriverUpgrade(PlaybookWork):

@@ -125,6 +125,11 @@ def setting(inventory: Inventory) -> Sequence[Mapping[str, Any]]:
     return value
 
 
+def own_server(inventory: Inventory, value: Any) -> str:
+    """The address of the machine that serves shares; "" if none does. Raises WrongInput without exactly one machine."""
+    return _address(inventory, _server(inventory, value))
+
+
 def _server(inventory: Inventory, value: Any) -> Machine | None:
     """The machine that serves shares; None if none is to be served. Raises WrongInput without exactly one machine."""
     own = storage.own_names(value)

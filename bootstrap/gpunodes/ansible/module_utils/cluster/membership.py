@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Collection, Sequence
 
-from .. import etcd, kube_api, kubeconfig
+from .. import etcd, kube_api, kubeconfig, ledger
 from ..etcd import Member
 from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
@@ -120,8 +120,12 @@ def _check_own(member: Member, name: str) -> None:
             )
 
 
-def check_alone() -> None:
-    """Raise MachineProblem if a reset of this control plane would leave others without it, or if that is unknown."""
+def check_alone(responds: bool = False) -> None:
+    """Raise MachineProblem if a reset of this control plane would leave others without it, or if that is unknown.
+
+    ``responds``: the API of its cluster responds on another control plane. A restore of etcd stops all control planes,
+    so that is the restored cluster, and one that the restore left stopped is no member of it.
+    """
     remedy = (
         "`gpunodes remove` of this machine (with --dead if it does not respond) removes it from the cluster; "
         "`gpunodes reset` of all control planes at once destroys the cluster"
@@ -130,6 +134,8 @@ def check_alone() -> None:
     try:
         found = etcd.members()
     except MachineProblem as error:
+        if responds and ledger.load().etcd_restore.get("state") == "stopped":
+            return
         raise MachineProblem(
             f"this control plane may be a member of a cluster with others: {error.problem.found}", wanted, remedy
         ) from error

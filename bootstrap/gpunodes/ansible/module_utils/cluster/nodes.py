@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .. import causes, certificates, devices, kube_api, kubeconfig, pools, registration
 from ..kube_api import ApiError, Client
+from . import registry, slices
 
 READY_BOOT = "gpunodes.dev/ready-boot"
 """Node annotation: the machine's boot id when it was verified as ready."""
@@ -43,12 +44,15 @@ def info(required: bool) -> dict[str, Any] | None:
     nodes = client.get("/api/v1/nodes")["items"]
     pods = client.get(f"{kube_api.SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
     pods += client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    # GPUs of these nodes are not allocatable.
+    gpus = slices.offered(client) if any(map(slices.is_served, nodes)) else {}
     return {
         "version": version,
         "endpoint": config.server.partition("://")[2],
         "leader_election": _has_leader_election(client.find(f"{kube_api.SYSTEM}/configmaps/kubeadm-config")),
         "ca_hash": config.ca_hash,
-        "nodes": [describe(node, pods) for node in nodes],
+        "nodes": [describe(node, pods, gpus) for node in nodes],
+        "registry": registry.published(client),
         # Of this machine; every command can warn of certificates that end.
         "certificates": certificates.report(),
     }
@@ -75,8 +79,13 @@ def report(required: bool) -> dict[str, Any]:
         return {"cluster": None, "unresponsive": str(error)}
 
 
-def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A node as ``cluster_info`` returns it. ``verified``: it was verified as ready since it booted, and still is."""
+def describe(
+    node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], claimable: Mapping[str, Collection[str]] | None = None
+) -> dict[str, Any]:
+    """A node as ``cluster_info`` returns it. ``verified``: it was verified as ready since it booted, and still is.
+
+    ``claimable`` are the GPUs in ResourceSlices, by node.
+    """
     about = node["status"]["nodeInfo"]
     name = node["metadata"]["name"]
     annotations = node["metadata"].get("annotations") or {}
@@ -102,7 +111,9 @@ def describe(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> dict
         "product_uuid": about["systemUUID"].lower(),
         "boot_id": about["bootID"],
         "verified": not problem and not waiting and annotations.get(READY_BOOT) == about["bootID"],
-        "gpus": sum(devices.counts(node["status"].get("allocatable", {})).values()),
+        "gpus": len((claimable or {}).get(name, ()))
+        if slices.is_served(node)
+        else sum(devices.counts(node["status"].get("allocatable", {})).values()),
         "gpus_verified": annotations.get(GPU_BOOT) == about["bootID"],
         "managed": pools.managed(node),
     }

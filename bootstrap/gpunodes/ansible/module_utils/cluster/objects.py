@@ -10,6 +10,10 @@ from .. import kube_api
 from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
 from ..report import Difference
+from .nodes import not_ready
+
+_FLANNEL = "flannel.alpha.coreos.com/"
+"""How the annotations begin that flannel sets on its nodes. Source: flannel v0.26.7 pkg/subnet/kube/annotations.go."""
 
 
 def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[Difference]]:
@@ -36,6 +40,25 @@ def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str],
             changed.append(title)
             differences.append(Difference(title, old, new))
     return changed, differences
+
+
+def check_network(objects: Sequence[Mapping[str, Any]]) -> None:
+    """Check that no other network add-on connects the pods; raises MachineProblem.
+
+    A node is ready only with a network: if one is, and the DaemonSet of ``objects`` does not exist, it has another one,
+    and two would take each other's routes away. A node on which flannel once ran does not count: it was deleted.
+    """
+    client = kube_api.admin()
+    own = next(each for each in objects if each["kind"] == "DaemonSet")
+    if client.find(Paths(client).find(own)):
+        return
+    ready = [node["metadata"] for node in client.get("/api/v1/nodes")["items"] if not not_ready(node)]
+    if ready and not any(key.startswith(_FLANNEL) for node in ready for key in node.get("annotations") or ()):
+        raise MachineProblem(
+            f"the node {ready[0]['name']} is ready without {own['metadata']['name']}: it has another network add-on",
+            "the cluster's own network add-on",
+            "set gpunodes_network to none",
+        )
 
 
 def delete(

@@ -17,6 +17,10 @@ _POLL_S = 2.0
 _FEW = 10
 """Up to this number, nodes are requested one by one: the lists of a large cluster have megabytes."""
 _NO_CONDITION_S = 20
+_NO_NETWORK_S = 60
+_NO_NETWORK = "reason:NetworkPluginNotReady"
+"""In the message of a kubelet whose container runtime has no CNI configuration. Sources: containerd 2.2
+internal/cri/server/status.go (networkNotReadyReason); kubelet 1.36 pkg/kubelet/nodestatus/setters.go."""
 _SERVICE = "kubernetes.default.svc.cluster.local"
 # Rules and endpoints reach a new node shortly after its pods start: retry for a minute. The API server closes an idle
 # connection, which ends nc.
@@ -36,16 +40,21 @@ class _Watch:
     reason: str = "it is not a node of the cluster"
     probe: str = ""
     boot_id: str = ""
+    no_network_since: float = 0.0
+    """When its kubelet was first seen to wait for a network add-on."""
     running_since: float = 0.0
     """When all pods of kube-proxy and the network add-on first ran."""
     done: bool = False
 
 
-def wait_until_ready(names: Sequence[str], image: str, limit_s: float) -> dict[str, str]:
+def wait_until_ready(names: Sequence[str], image: str, limit_s: float, *, own_network: bool = False) -> dict[str, str]:
     """Wait until each node is verified as ready; returns by node why it is not, "" if it is.
 
     A verified node is Ready, runs kube-proxy and the network add-on, and a pod on it resolves the name of the API
     service and reaches it. The condition Ready alone is not enough: it can be true before the network works.
+
+    ``own_network``: the network add-on is the administrator's, so only the node and the pod are examined. In a cluster
+    that has none yet, waiting ends early.
     """
     client = kube_api.admin()
     watches = [_Watch(name) for name in names]
@@ -53,7 +62,9 @@ def wait_until_ready(names: Sequence[str], image: str, limit_s: float) -> dict[s
     try:
         while time.monotonic() < deadline:
             try:
-                _advance(client, watches, image)
+                _advance(client, watches, image, own_network)
+                if own_network and _has_no_network(client, watches):
+                    break
             except ApiError as error:
                 for watch in watches:
                     if not watch.done:
@@ -69,12 +80,18 @@ def wait_until_ready(names: Sequence[str], image: str, limit_s: float) -> dict[s
     return {watch.name: "" if watch.done else watch.reason for watch in watches}
 
 
-def _advance(client: Client, watches: Sequence[_Watch], image: str) -> None:
+def _advance(client: Client, watches: Sequence[_Watch], image: str, own_network: bool) -> None:
     """Perform the next possible steps for each node, with few API requests, and record what it waits for."""
     probing = [watch for watch in watches if watch.probe and not watch.done]
     waiting = [watch for watch in watches if not watch.probe and not watch.done]
     nodes, pods = _read(client, [watch.name for watch in waiting])
-    networked = [w for w in waiting if w.name in nodes and _network_works(w, nodes[w.name], on_node(pods, w.name))]
+    networked = [
+        watch
+        for watch in waiting
+        if watch.name in nodes
+        and (own_network or _parts_run(watch, on_node(pods, watch.name)))
+        and _network_works(watch, nodes[watch.name])
+    ]
     if networked and (problem := _dns_problem(client)):
         for watch in networked:
             watch.reason = problem
@@ -105,9 +122,8 @@ def _dns_problem(client: Client) -> str:
     return f"the cluster's DNS does not run: {problems[0]}" if pods and len(problems) == len(pods) else ""
 
 
-def _network_works(watch: _Watch, node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the probe pod can be started on the node; otherwise records what the node waits for."""
-    watch.boot_id = node["status"]["nodeInfo"]["bootID"]
+def _parts_run(watch: _Watch, pods: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether kube-proxy and the network add-on run on the node; otherwise records what the node waits for."""
     proxies = [pod for pod in pods if _label(pod, "k8s-app") == "kube-proxy"]
     for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in pods if _label(p, NETWORK_LABEL)])):
         if not found:
@@ -117,12 +133,33 @@ def _network_works(watch: _Watch, node: Mapping[str, Any], pods: Sequence[Mappin
         if problems:
             watch.reason = problems[0]
             return False
+    return True
+
+
+def _network_works(watch: _Watch, node: Mapping[str, Any]) -> bool:
+    """Whether the probe pod can be started on the node; otherwise records what the node waits for."""
+    watch.boot_id = node["status"]["nodeInfo"]["bootID"]
     if problem := not_ready(node):
         watch.reason = f"its kubelet reports: {problem}"
+        waits = _NO_NETWORK in problem
+        watch.no_network_since = (watch.no_network_since or time.monotonic()) if waits else 0.0
         return False
     watch.running_since = watch.running_since or time.monotonic()
     watch.reason = _network_unavailable(node, time.monotonic() - watch.running_since)
     return not watch.reason
+
+
+def _has_no_network(client: Client, watches: Sequence[_Watch]) -> bool:
+    """Whether all nodes have waited for a network add-on for a while, and no other node has one; adds what to do."""
+    left = [watch for watch in watches if not watch.done]
+    since = [watch.no_network_since for watch in left]
+    if not left or not all(since) or time.monotonic() - max(since) < _NO_NETWORK_S:
+        return False
+    if not all(not_ready(node) for node in client.get("/api/v1/nodes")["items"]):
+        return False
+    for watch in left:
+        watch.reason += "; the cluster has no network add-on yet: install yours, then run the command again"
+    return True
 
 
 def _label(pod: Mapping[str, Any], name: str) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from .. import disk, ledger, packages
+from .. import disk, gpu_mig, ledger, packages
 from ..causes import Program
 from ..host import gpu_driver, services
 from ..host.changes import Changes
@@ -283,10 +283,12 @@ def _chosen(spec: Spec, sources: Sources) -> dict[str, str]:
 
 
 def _check_mig() -> None:
+    if gpu_mig.is_made():
+        return  # the unit makes them again when nvidia-persistenced starts
     if instances := glob.glob(users.MIG_INSTANCES):
         raise MachineProblem(
             f"{len(instances)} MIG instances exist, and end when the driver is unloaded",
-            "GPUs without MIG instances: gpunodes does not make them again",
+            "GPUs without MIG instances, or with those of gpunodes_gpu_sharing, which are made again",
             "destroy them (`nvidia-smi mig -dci`, `nvidia-smi mig -dgi`), and make them again after the upgrade",
         )
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import disk, tree
+from .. import disk, gpu_facts, tree
 from ..host import gpu_driver
 
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia")
@@ -48,11 +48,7 @@ def find() -> list[User]:
     """The processes with an open GPU device, by process id; reading never waits for a hung driver."""
     found = []
     for folder in glob.glob(f"{gpu_driver.PROC}/[0-9]*"):
-        try:
-            links = [os.readlink(path) for path in glob.glob(f"{folder}/fd/*")]
-        except OSError:
-            continue  # the process ended meanwhile
-        if any(link.startswith("/dev/nvidia") for link in links):
+        if any(link.startswith("/dev/nvidia") for link in gpu_facts.open_files(folder)):
             # A process chooses its name: no line break may look like another line of a message.
             name = " ".join((disk.read(f"{folder}/comm") or "").split())
             found.append(User(name, int(os.path.basename(folder)), place_of(disk.read(f"{folder}/cgroup") or "")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -68,13 +69,25 @@ def generate(changes: Changes, generated: Generated) -> None:
 
 
 def remove(changes: Changes, path: str) -> None:
-    """Remove a file that gpunodes created; a file that existed before is kept."""
+    """Remove a file that gpunodes created, or an empty folder; what existed before is kept."""
+    if path.endswith("/"):
+        _remove_folder(changes, path.rstrip("/"))
+        return
     old = changes.ledger.files.get(path)
     if old is None or old.content is not None or not os.path.lexists(path):
         return
     changes.note_restarts()
     if changes.step(f"remove {path}", *report.of_file(path, None)):
         disk.remove(path)
+
+
+def _remove_folder(changes: Changes, path: str) -> None:
+    if path not in changes.ledger.directories or not os.path.isdir(path) or os.listdir(path):
+        return
+    if changes.step(f"remove {path}", report.Difference("folders", {path: "present"}, {})):
+        # A file that appeared just now keeps it.
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
 
 
 def variant(file: File, versions: Mapping[str, str]) -> File:

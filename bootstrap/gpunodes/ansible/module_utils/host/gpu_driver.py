@@ -286,10 +286,7 @@ def holders(services: Sequence[str]) -> list[str]:
     """Processes that have a GPU device open, as ``name (pid)``, excluding those of ``services``."""
     found = []
     for folder in glob.glob(f"{PROC}/[0-9]*"):
-        try:
-            links = [os.readlink(path) for path in glob.glob(f"{folder}/fd/*")]
-        except OSError:
-            continue  # the process ended meanwhile
+        links = gpu_facts.open_files(folder)
         group = _text(f"{folder}/cgroup")
         if any(f"/{service}.service" in group for service in services):
             continue

@@ -149,7 +149,7 @@ class Spec:
     generated: Sequence[Generated] = field(default=(), metadata={"kind": Generated})
     checks: Sequence[OutputCheck] = field(default=(), metadata={"kind": OutputCheck})
     absent: Sequence[str] = ()
-    """Files to remove if an earlier run of gpunodes created them."""
+    """Files to remove if an earlier run of gpunodes created them; with "/" at the end, folders that are empty then."""
     module_stream: str = ""
     """Module stream of dnf that contains the packages, such as ``nvidia-driver:580-open``; "" for none."""
     driver: Driver | None = field(default=None, metadata={"kind": Driver})

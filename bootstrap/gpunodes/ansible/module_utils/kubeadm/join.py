@@ -14,12 +14,23 @@ from . import command, reset
 
 
 def join(
-    endpoint: str, token: str, ca_hash: str, registered: bool, settings: Mapping[str, Any], limit_s: float, check: bool
+    endpoint: str,
+    token: str,
+    ca_hash: str,
+    registered: bool,
+    settings: Mapping[str, Any],
+    limit_s: float,
+    check: bool,
+    *,
+    ended: bool = False,
 ) -> Report:
-    """Make this machine a worker; the report is empty if it is one and its node is ``registered``."""
+    """Make this machine a worker; the report is empty if it is one and its node is ``registered``.
+
+    One whose kubelet's certificate has ``ended`` is none: its kubelet does not start.
+    """
     machine_ledger = ledger.load()
     report = Report()
-    if _joined(ca_hash) and registered:
+    if _joined(ca_hash) and registered and not ended:
         if machine_ledger.kubeadm != "join started":
             return report
         report.add("finish an interrupted kubeadm join", _became_worker("interrupted"))

@@ -57,6 +57,8 @@ class Pending:
     """Dependencies that are not installed yet, such as a new kernel."""
     kept_back: Sequence[str]
     """Packages whose upgrade would remove others, or that are held."""
+    held: Sequence[str] = ()
+    """Packages of ``upgrades`` that gpunodes holds, because they would bring a kernel without a driver."""
 
     def kernels(self) -> list[str]:
         """The releases of the new kernels."""

@@ -172,6 +172,7 @@ def _pending(*options: str) -> Pending:
         [*found.upgrades, *(each for each in more.upgrades if each.name in own)],
         [*found.new, *(each for each in more.new if each.name not in names)],
         [name for name in found.kept_back if name not in own],
+        own,
     )
 
 

@@ -47,6 +47,8 @@ def command(
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked, gpu_upgrade_plan, switched_off
     from gpunodes.operations.rolling import commands, upgrades
+    from gpunodes.rollout.record import RolloutOutcome
+    from gpunodes.rollout.result import MachineRollout, RolloutResult
     from gpunodes.views import gpu_upgrade as view_of
     from gpunodes.views import text
 
@@ -71,10 +73,9 @@ def command(
         )
     names = {each.name for each in plan.machines if each.upgrade and each.upgrade.needed}
     if not names:
-        for name, why in off.items():
-            report(name, f"skipped: {why}")
-        terminal.line("all of these machines have this driver" if on else "all of these machines are off")
-        return 0
+        results = [MachineRollout(each.name, RolloutOutcome.UNCHANGED, "it has this driver") for each in on]
+        results += [MachineRollout(name, RolloutOutcome.SKIPPED, why) for name, why in off.items()]
+        return rollout_options.show(RolloutResult("", work.name, results), as_json=as_json)
     # Those that are off are results of the roll-out: it skips them.
     chosen = [machine for machine in chosen if machine.name in names or machine.name in off]
     terminal.confirm(f"{len(names)} nodes get another driver", yes=rollout_flags.yes)

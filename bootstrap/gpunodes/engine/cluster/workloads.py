@@ -1,0 +1,126 @@
+"""A Deployment of gpunodes and its pods: whether it is ready, and why it is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from gpunodes import shape
+from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
+from gpunodes.engine.cluster.api import NOT_FOUND, Api
+from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.errors import GpunodesError
+from gpunodes.model import printable
+from gpunodes.shape import Many, Maybe, Optional
+
+_POLL_S = 1.0
+_GONE_S = 120.0
+_LONGEST = 400
+_TEXT = Optional(str)
+_STATE = {
+    "waiting": Optional({"reason": _TEXT, "message": _TEXT}),
+    "terminated": Optional({"exitCode": Optional(int), "reason": _TEXT, "message": _TEXT}),
+}
+_CONTAINERS = Optional(Many({"state": _STATE, "lastState": Optional(_STATE), "imageID": _TEXT}, 100))
+_CONDITIONS = Optional(Many({"type": str, "status": str, "message": _TEXT, "reason": _TEXT}, 100))
+_POD = {
+    "metadata": {"name": shape.Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")},
+    "spec": {"nodeName": _TEXT},
+    "status": {
+        "phase": _TEXT,
+        "conditions": _CONDITIONS,
+        "containerStatuses": _CONTAINERS,
+        "initContainerStatuses": _CONTAINERS,
+    },
+}
+_DEPLOYMENT = {
+    "metadata": {"generation": Optional(int)},
+    "status": Optional(
+        Maybe({
+            "observedGeneration": Optional(int),
+            "readyReplicas": Optional(int),
+            "updatedReplicas": Optional(int),
+            "conditions": _CONDITIONS,
+        })
+    ),
+}  # fmt: skip
+_EVENT = {"reason": _TEXT, "message": Optional(Maybe(str)), "lastTimestamp": Optional(Maybe(str))}
+_KEEP = ("metadata.name", "metadata.deletionTimestamp", "spec.nodeName", "status")
+
+
+class Workloads(Api):
+    """Deployments and their pods. The methods raise as those of ``Api``."""
+
+    def is_ready(self, deployment: Mapping[str, Any]) -> bool:
+        """Whether the pod of a Deployment is ready, and no older one."""
+        check(deployment, _DEPLOYMENT, "a Deployment")
+        status = deployment.get("status") or {}
+        newest = status.get("observedGeneration") == deployment["metadata"].get("generation")
+        return bool(newest and status.get("readyReplicas") and status.get("updatedReplicas"))
+
+    def labelled_pods(self, namespace: str, label: str) -> list[dict[str, Any]]:
+        """The pods with a label, those that are not being deleted first."""
+        path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(label)}"
+        pods: list[dict[str, Any]] = self._call("GET", path, keep=_KEEP).body["items"]
+        for each in pods:
+            check(each, _POD, "a pod")
+        return sorted(pods, key=lambda each: "deletionTimestamp" in each["metadata"])
+
+    def reason_of(self, namespace: str, label: str, deployment: Mapping[str, Any]) -> str:
+        """Why a Deployment is not ready, as scheduler, kubelet or API server report it; on one line."""
+        check(deployment, _DEPLOYMENT, "a Deployment")
+        for each in (deployment.get("status") or {}).get("conditions") or ():
+            # No pod may be made: a quota, or Pod Security.
+            if each["type"] == "ReplicaFailure" and each["status"] == "True":
+                return line(each.get("message") or each["type"])
+        pods = self.labelled_pods(namespace, label)
+        if not pods:
+            return "it has no pod yet"
+        return self.problem_of(namespace, pods[0]) or line(
+            f"pod {pods[0]['metadata']['name']} is not counted as ready yet"
+        )
+
+    def problem_of(self, namespace: str, pod: Mapping[str, Any]) -> str:
+        """Why a pod is not ready, "" if it is; on one line."""
+        reason = pod_problem(pod)
+        if pod["spec"].get("nodeName") and reason.endswith(("is pending", "is running")):
+            reason = self._warning(namespace, pod["metadata"]["name"]) or reason
+        return line(reason)
+
+    def _warning(self, namespace: str, pod: str) -> str:
+        """The last warning about a pod: a failed mount or probe is reported only in events."""
+        selector = quote(f"involvedObject.name={pod},type=Warning")
+        path = f"/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"
+        events = self._call("GET", path, keep=("metadata.name", "reason", "message", "lastTimestamp")).body["items"]
+        valid = [each for each in events if not shape.wrong(each, _EVENT)]
+        newest = max(valid, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
+        return event_text(newest) if newest else ""
+
+    def remove_object(self, path: str, uid: str) -> None:
+        """Delete this very object, with what belongs to it; one that is gone is no error."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        try:
+            self._call("DELETE", path, {**body, "propagationPolicy": "Background"})
+        except Refused as error:
+            if error.status != NOT_FOUND:
+                raise
+
+    def wait_gone(self, namespace: str, label: str) -> None:
+        """Wait until no pod with a label is left; raises GpunodesError if one stays."""
+        deadline = time.monotonic() + _GONE_S
+        while pods := self.labelled_pods(namespace, label):
+            if time.monotonic() > deadline:
+                name = pods[0]["metadata"]["name"]
+                raise GpunodesError(
+                    f"the pod {namespace}/{name} is still there after {_GONE_S:.0f} s",
+                    "a pod that ends",
+                    f"see `kubectl -n {namespace} describe pod {name}`, then run the same command again",
+                )
+            time.sleep(_POLL_S)
+
+
+def line(text: Any) -> str:
+    """A text of the cluster on one line, of limited length."""
+    return printable(" ".join(str(text).split()))[:_LONGEST]

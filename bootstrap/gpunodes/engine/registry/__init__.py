@@ -1,0 +1,1 @@
+"""The registry of the cluster: its objects, and the registry's own API."""

@@ -1,0 +1,90 @@
+"""Shared by the tests of pools that scale by power: two pools of one GPU machine each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from . import pods, unhealthy
+from .conftest import CHECKOUT, LabSpec, Operator
+
+GPU = ("gpu-1", "gpu-2")
+IDLE_S, BOOT_S = 60, 1200
+WAIT_S = 1500.0
+"""Seconds for a boot, or a shutdown, of an emulated machine beside two others."""
+SETTINGS = {
+    "gpunodes_pools": {"h100": {"max": 1, "priority": 50}, "t4": {"max": 1, "priority": 10}},
+    "gpunodes_autoscale_idle_timeout": IDLE_S,
+    "gpunodes_autoscale_boot_timeout": BOOT_S,
+}
+LAB = LabSpec(
+    "debian13",
+    workers=0,
+    gpu_workers=2,
+    up_options=("--images", "autoscaler"),
+    cluster=unhealthy.DRIVER,
+    settings=unhealthy.TEST_SETTINGS,
+)
+
+
+def archive() -> str:
+    """The image of this checkout, as `make image` builds it."""
+    subprocess.run(["make", "--no-print-directory", "image"], cwd=CHECKOUT, check=True, timeout=1200)
+    [path] = (CHECKOUT / "build").glob("gpunodes-image-*.oci.tar")
+    return str(path)
+
+
+def power_of(operator: Operator, machine: str) -> str:
+    """The power state by the hypervisor."""
+    machines = json.loads(operator.lab("status", "--json").stdout)["machines"]
+    return str(next(each["power"] for each in machines if each["name"] == machine))
+
+
+def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> float:
+    """Seconds until something is seen."""
+    began = time.monotonic()
+    while not seen():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(3)
+    print(f"{what}: {time.monotonic() - began:.0f} s")
+    return time.monotonic() - began
+
+
+def nodes(operator: Operator) -> set[str]:
+    return set(operator.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split())
+
+
+def phases(operator: Operator) -> dict[str, str]:
+    found = operator.document("autoscale", "status", code=None)
+    return {each["node"]: each["phase"] for each in found["machines"]}
+
+
+def job(operator: Operator, name: str, **spec: Any) -> None:
+    """A pod that wants both GPUs of a node, and lists them."""
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
+    pods.start(operator, name, operator.setting("gpunodes_ready_image"), "nvidia-smi -L; sleep 86400", limits, **spec)
+
+
+def runs_on(operator: Operator, name: str) -> str:
+    """The node of a pod that runs, "" for one that does not yet."""
+    found = json.loads(operator.kubectl("get", "pod", name, "-o", "json"))
+    return str(found["spec"].get("nodeName", "")) if found["status"]["phase"] == "Running" else ""
+
+
+def gone(operator: Operator, machine: str) -> bool:
+    return machine not in nodes(operator) and power_of(operator, machine) == "off"
+
+
+def prepare(operator: Operator, image: str, **settings: Any) -> None:
+    """Two pools, h100 before t4, of gpu-1 and gpu-2, which have joined; the autoscaler is not installed yet."""
+    groups = {name: {"hosts": {machine: None}} for name, machine in (("h100", "gpu-1"), ("t4", "gpu-2"))}
+    (operator.folder / "inventory" / "pools.yml").write_text(yaml.safe_dump(groups))
+    variables = operator.folder / "inventory" / "group_vars" / "all.yml"
+    values = {**yaml.safe_load(variables.read_text()), **SETTINGS, "gpunodes_power_archive": image, **settings}
+    variables.write_text(yaml.safe_dump(values))
+    operator.gpunodes("join", "gpu-*", "--driver", "580")

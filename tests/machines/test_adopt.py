@@ -1,0 +1,161 @@
+"""A cluster that kubeadm made by hand: looked at and adopted, joined to, and its GPU node repaired with its kubeconfig.
+
+The packages, with the driver of the stand-in GPUs, are those of `prepare`, whose ledger is deleted: nothing on the
+machines says that gpunodes was there. The network add-on is a bridge with routes, which gpunodes does not know. Not run
+yet since its worker has GPUs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import own_network, unhealthy
+from .conftest import LabSpec, Operator
+
+LAB = LabSpec("debian13", workers=1, gpu_workers=1)
+BY_HAND = ("control-1", "gpu-1")
+ALONE, ADOPTED, API = "alone/hosts.yml", "adopted/hosts.yml", "api/hosts.yml"
+PODS = "10.50.0.0/16"
+STATE = r"""
+find /etc /opt /usr/local /var/lib/kubelet/config.yaml -xdev -type f ! -path /etc/resolv.conf -printf '%p %m %s %T@\n' \
+  | sort
+ls -d /var/lib/gpunodes 2>/dev/null; systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd
+"""
+INIT = f"""
+rm -rf /var/lib/gpunodes && systemctl enable kubelet
+kubeadm init --kubernetes-version $(kubeadm version -o short) --pod-network-cidr {PODS} >/run/kubeadm.log 2>&1
+kubeadm token create --print-join-command
+"""
+BOOT = "cat /proc/sys/kernel/random/boot_id"
+
+
+def of_lab(operator: Operator) -> dict[str, Any]:
+    """The group `all` of the lab's inventory."""
+    found: dict[str, Any] = yaml.safe_load((operator.folder / "inventory/hosts.yml").read_text())["all"]
+    return found
+
+
+def lab_hosts(operator: Operator) -> dict[str, dict[str, Any]]:
+    """The machines of the lab with their variables."""
+    groups = of_lab(operator)["children"].values()
+    return {name: host for group in groups for name, host in (group.get("hosts") or {}).items() if host}
+
+
+def write(operator: Operator, name: str, workers: Sequence[str] = ()) -> None:
+    """A folder for an inventory, with the lab's settings; with ``workers``, the inventory of these and nothing else."""
+    path = operator.folder / name
+    (path.parent / "group_vars").mkdir(parents=True, exist_ok=True)
+    (path.parent / "group_vars/all.yml").write_text((operator.folder / "inventory/group_vars/all.yml").read_text())
+    if workers:
+        hosts = {each: lab_hosts(operator)[each] for each in workers}
+        path.write_text(yaml.safe_dump({"workers": {"hosts": hosts}, "all": {"vars": of_lab(operator)["vars"]}}))
+
+
+def connection(operator: Operator) -> list[str]:
+    found = of_lab(operator)["vars"]
+    return ["--user", found["ansible_user"], "--key", found["ansible_ssh_private_key_file"]]
+
+
+def wait_ready(operator: Operator, names: set[str], limit_s: float = 900.0) -> None:
+    ready = r"""jsonpath={range .items[*]}{.metadata.name} {.status.conditions[?(@.type=="Ready")].status}{"\n"}{end}"""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = operator.kubectl("get", "nodes", "-o", ready, code=None)
+        if names <= {line.split()[0] for line in found.splitlines() if line.endswith(" True")}:
+            return
+        assert time.monotonic() < deadline, found
+        time.sleep(5)
+
+
+def test_kubeadm_makes_a_cluster_by_hand(operator: Operator) -> None:
+    write(operator, ALONE, BY_HAND)
+    operator.gpunodes("prepare", *BY_HAND, "-i", ALONE, *unhealthy.DRIVER, limit_s=3000)
+    join = operator.ssh("control-1", INIT).strip().splitlines()[-1]
+    assert join.startswith("kubeadm join ")
+    operator.ssh("gpu-1", f"rm -rf /var/lib/gpunodes && systemctl enable kubelet && {join} >/run/kubeadm.log 2>&1")
+    addresses = {name: lab_hosts(operator)[name]["ansible_host"] for name in BY_HAND}
+    for name in BY_HAND:
+        own_network.bridge(operator, name, addresses)
+    wait_ready(operator, set(BY_HAND))
+
+
+def test_it_is_looked_at_and_not_changed(operator: Operator) -> None:
+    before = operator.each(BY_HAND, STATE)
+    write(operator, ADOPTED)
+    address = lab_hosts(operator)["control-1"]["ansible_host"]
+    found = operator.document("adopt", address, "--yes", *connection(operator), "-i", ADOPTED)
+    assert operator.each(BY_HAND, STATE) == before
+    rows = {(row["machine"], row["what"]): row for row in found["rows"]}
+    assert rows[None, "network of pods"]["found"] == PODS
+    assert rows[None, "network add-on"]["result"] == "differs"
+    assert rows["gpu-1", "container runtime"]["result"] == "as gpunodes has it"
+    assert not [row for row in found["rows"] if row["result"] == "must be changed"]
+    document = yaml.safe_load((operator.folder / ADOPTED).read_text())
+    assert document["all"]["vars"]["gpunodes_network"] == "none"
+    assert set(document["control_plane"]["hosts"]) == {"control-1"}
+    assert set(document["workers"]["hosts"]) == {"gpu-1"}
+    again = operator.gpunodes("adopt", address, "--yes", *connection(operator), "-i", ADOPTED, code=2)
+    assert "exists already" in again.stderr
+
+
+def test_status_and_a_machine_that_joins_and_leaves(operator: Operator) -> None:
+    assert {node["name"] for node in operator.document("status", "-i", ADOPTED, code=None)["nodes"]} == set(BY_HAND)
+    address = lab_hosts(operator)["worker-1"]["ansible_host"]
+    operator.gpunodes("join", address, *connection(operator), "-i", ADOPTED, "--skip-phase", "ready")
+    assert "worker-1" in operator.kubectl("get", "nodes", "-o", "name")
+    assert "flannel" not in operator.kubectl("get", "daemonsets", "-A", "-o", "name")
+    operator.gpunodes("remove", "--yes", address, "-i", ADOPTED)
+    assert "worker-1" not in operator.kubectl("get", "nodes", "-o", "name")
+
+
+def test_the_gpus_of_a_node_are_served(operator: Operator) -> None:
+    """The first thing that it lacks: NVIDIA's device plugin. Its driver is there."""
+    assert operator.document("upgrade", "plan", "1.36", "-i", ADOPTED, code=None)["schema"]
+    operator.gpunodes("gpu", "install", "gpu-1", "-i", ADOPTED, *unhealthy.DRIVER, "--no-reboot")
+    [machine] = operator.document("gpu", "verify", "gpu-1", "-i", ADOPTED)["machines"]
+    assert {level["level"]: level["state"] for level in machine["levels"]} == dict.fromkeys(
+        ("host", "container", "kubelet", "pod"), "ok"
+    )
+
+
+def test_addresses_need_no_inventory(operator: Operator) -> None:
+    """In a folder without one. The public package sources, which the lab does not reach, are no matter of a verdict."""
+    address = lab_hosts(operator)["gpu-1"]["ansible_host"]
+    empty = dataclasses.replace(operator, folder=operator.folder / "empty")
+    empty.folder.mkdir()
+    found = empty.document("health", address, *connection(operator))["machines"]
+    assert [(each["name"], each["state"], each["gpus"]["seen"]) for each in found] == [(address, "healthy", 2)]
+    [plan] = empty.document("gpu", "plan", address, *connection(operator), code=None)["machines"]
+    assert plan["name"] == address
+    assert not plan["unreachable"]
+    checked = empty.document("preflight", address, *connection(operator), code=None)
+    assert checked["findings"] is not None
+    assert list(empty.folder.iterdir()) == []
+
+
+def test_its_gpu_node_is_repaired_with_its_kubeconfig(operator: Operator) -> None:
+    """The inventory has no control plane; the control plane's machine is refused, since its node is one."""
+    path = Path(operator.folder) / "cluster.conf"
+    path.touch(mode=0o600)
+    path.write_text(operator.ssh("control-1", "cat /etc/kubernetes/admin.conf"))
+    write(operator, API, BY_HAND)
+    variables = (operator.folder / API).parent / "group_vars/all.yml"
+    settings = {**yaml.safe_load(variables.read_text()), **unhealthy.SINGLE_MACHINE_SETTINGS}
+    variables.write_text(yaml.safe_dump(settings))
+    words = ["--yes", "--kubeconfig", str(path), "-i", API]
+    refused = operator.document("repair", "control-1", *words, code=None)["machines"][0]
+    assert refused["decision"] == "refuse"
+    before = operator.ssh("gpu-1", BOOT)
+    unhealthy.hang(operator)
+    unhealthy.repaired(operator.document("health", "gpu-1", "--reboot-hung", *words))
+    assert operator.ssh("gpu-1", BOOT) != before
+    wait_ready(operator, set(BY_HAND))
+    assert {"RepairStarted", "RepairEnded"} <= unhealthy.events(operator)
+    assert "SchedulingDisabled" not in operator.kubectl("get", "nodes")
+    assert "gpunodes-machine" not in operator.kubectl("-n", "kube-system", "get", "leases", "-o", "name")

@@ -1,0 +1,190 @@
+"""examples/training on machines: two ranks on two nodes, over shared storage; a node is repaired in the middle.
+
+Not run on machines yet. The overlay with NumPy as it is, but for smaller requests, and TensorBoard, in whose place
+Python serves the same files. Its image is the mirror's (`lab up --images training`): Debian's Python with NumPy.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import tarfile
+import time
+from collections.abc import Callable
+
+import yaml
+
+from . import unhealthy
+from .conftest import CHECKOUT, LabSpec, Operator
+from .unhealthy import entry
+
+LAB = LabSpec("debian13", workers=2, up_options=("--images", "training"), cluster=(), settings=unhealthy.TEST_SETTINGS)
+WORKERS = {"worker-1", "worker-2"}
+SHARE = "/srv/training"
+EXAMPLE = "/root/training"
+WAIT_S = 600.0
+"""Seconds for pulls and starts of pods on emulated machines."""
+FOR_EVER = 10**6
+PATCHES = [
+    # A worker of the lab has one processor and 2 GiB.
+    {
+        "target": {"kind": "Job", "name": "train"},
+        "patch": yaml.safe_dump([
+            {
+                "op": "replace",
+                "path": "/spec/template/spec/containers/0/resources",
+                "value": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+            }
+        ]),
+    },
+    {
+        "target": {"kind": "Deployment", "name": "tensorboard"},
+        "patch": yaml.safe_dump([
+            {
+                "op": "replace",
+                "path": "/spec/template/spec/containers/0/command",
+                "value": ["python3", "-m", "http.server", "6006", "--directory=/training/logs"],
+            },
+            {"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/memory", "value": "64Mi"},
+        ]),
+    },
+]  # fmt: skip
+OVERLAY = {
+    "resources": ["../overlays/numpy"],
+    "images": [{"name": "tensorflow/tensorflow", "newName": "quay.io/jupyter/scipy-notebook", "newTag": "2025-12-31"}],
+    "patches": PATCHES,
+}
+
+
+def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
+    began = time.monotonic()
+    while not seen():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(3)
+    print(f"{what}: {time.monotonic() - began:.0f} s")
+
+
+def copy_example(operator: Operator) -> None:
+    """Copy the example to the control plane, with an overlay for the lab."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        tar.add(CHECKOUT / "examples" / "training", arcname=".")
+    encoded = base64.b64encode(data.getvalue()).decode()
+    operator.ssh("control-1", f"mkdir -p {EXAMPLE}/lab && base64 -d <<'END' | tar -xzC {EXAMPLE}\n{encoded}\nEND")
+    overlay = yaml.safe_dump(OVERLAY)
+    operator.ssh("control-1", f"cat >{EXAMPLE}/lab/kustomization.yml <<'END'\n{overlay}\nEND")
+
+
+def run(operator: Operator, steps: int) -> None:
+    """Apply the example with this number of steps."""
+    kubectl = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
+    options = f"s#--tensorboard=/training/logs#& --steps={steps} --every=10#"
+    operator.ssh("control-1", f"{kubectl} kustomize {EXAMPLE}/lab | sed '{options}' | {kubectl} apply -f -")
+
+
+def complete(operator: Operator, job: str) -> bool:
+    done = "jsonpath={.status.conditions[?(@.type=='Complete')].status}"
+    return operator.kubectl("get", f"job/{job}", "-o", done).strip() == "True"
+
+
+def ranks(operator: Operator) -> dict[str, tuple[str, str]]:
+    """The name and the node of each rank whose pod runs."""
+    pods = operator.kubectl("get", "pods", "-l", "job-name=train", "-o", "json", code=None)
+    found = json.loads(pods or '{"items": []}')
+    return {
+        pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"]: (
+            pod["metadata"]["name"],
+            pod["spec"]["nodeName"],
+        )
+        for pod in found["items"]
+        if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def both_run(operator: Operator) -> bool:
+    """Whether both ranks run, on different nodes."""
+    return {node for _, node in ranks(operator).values()} == WORKERS
+
+
+def log(operator: Operator) -> str:
+    """What rank 0 has printed, "" while it does not run."""
+    name, _ = ranks(operator).get("0", ("", ""))
+    return operator.kubectl("logs", name, code=None) if name else ""
+
+
+def losses(operator: Operator) -> list[tuple[int, float]]:
+    """Each step that rank 0 reported, with its loss."""
+    return [(int(step), float(loss)) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", log(operator), re.M)]
+
+
+def test_the_example_is_started(operator: Operator) -> None:
+    """On storage that the control plane serves."""
+    group = {"storage": {"hosts": {"control-1": None}}}
+    (operator.folder / "inventory" / "storage.yml").write_text(yaml.safe_dump(group))
+    variables = operator.folder / "inventory" / "group_vars" / "all.yml"
+    shares = [{"name": "training", "path": SHARE, "size": "1Gi"}]
+    variables.write_text(yaml.safe_dump({**yaml.safe_load(variables.read_text()), "gpunodes_storage": shares}))
+    operator.gpunodes("storage", "up")
+    copy_example(operator)
+    run(operator, FOR_EVER)
+    until("the images are written", lambda: complete(operator, "load-data"))
+    assert "4096 images written" in operator.kubectl("logs", "job/load-data")
+    until("both ranks run, on different nodes", lambda: both_run(operator))
+
+
+def test_the_loss_falls(operator: Operator) -> None:
+    until("there is a checkpoint", lambda: len(losses(operator)) > 4)
+    found = losses(operator)
+    assert found[-1][1] < found[0][1]
+    assert operator.ssh("control-1", f"ls {SHARE}/checkpoints").split() == ["checkpoint.npz"]
+
+
+def test_the_job_goes_on_from_its_checkpoint_after_a_repair(operator: Operator) -> None:
+    (step, loss), before = losses(operator)[-1], ranks(operator)
+    first = losses(operator)[0][1]
+    node = before["0"][1]
+    booted = unhealthy.boot(operator, node)
+    done = entry(operator.document("repair", node, "--yes", "--reason", "a trial"), node)
+    assert done["outcome"] == "repaired", done
+    assert unhealthy.boot(operator, node) != booted
+    until("both ranks run again, on different nodes", lambda: both_run(operator))
+    assert ranks(operator)["0"][0] != before["0"][0], "another pod"
+    until("it goes on", lambda: len(losses(operator)) > 1)
+    [continued] = re.findall(r"^continuing after step (\d+)$", log(operator), re.M)
+    assert int(continued) >= step
+    again = losses(operator)
+    assert again[0][0] > int(continued)
+    assert again[-1][1] < first, f"{loss} before the repair"
+
+
+def test_the_curve_is_served_at_a_port_of_each_node(operator: Operator) -> None:
+    ready = ("get", "deployment/tensorboard", "-o", "jsonpath={.status.readyReplicas}")
+    until("the server is ready", lambda: operator.kubectl(*ready).strip() == "1")
+    names = operator.ssh("control-1", f"ls {SHARE}/logs").split()
+    assert len(names) > 1, "one file for each start of rank 0"
+    read = "import urllib.request as web; print(web.urlopen('http://{}:30060/', timeout=30).read().decode())"
+    addresses = "jsonpath={.items[*].status.addresses[?(@.type=='InternalIP')].address}"
+    for address in operator.kubectl("get", "nodes", "-o", addresses).split():
+        listing = operator.ssh("control-1", f'python3 -c "{read.format(address)}"')
+        assert all(name in listing for name in names)
+
+
+def test_one_command_takes_it_away_and_the_checkpoint_stays(operator: Operator) -> None:
+    step = losses(operator)[-1][0]
+    operator.kubectl("delete", "-k", f"{EXAMPLE}/lab", "--wait=true")
+    kinds = "all,configmaps,jobs"
+    assert operator.kubectl("get", kinds, "-l", "app.kubernetes.io/part-of=training", "-o", "name").strip() == ""
+    until("its pods are gone", lambda: "train" not in operator.kubectl("get", "pods", "-o", "name"))
+    run(operator, step + 200)
+    until("all steps are done", lambda: complete(operator, "train") and complete(operator, "load-data"))
+    assert "the images are there already" in operator.kubectl("logs", "job/load-data")
+    printed = operator.kubectl("logs", "-l", "batch.kubernetes.io/job-completion-index=0", "--tail=-1")
+    [continued] = re.findall(r"^continuing after step (\d+)$", printed, re.M)
+    assert int(continued) >= step
+    assert f"step {step + 200} loss" in printed
+    operator.kubectl("delete", "-k", f"{EXAMPLE}/lab", "--wait=true")
+    until("its pods are gone", lambda: "train" not in operator.kubectl("get", "pods", "-o", "name"))
+    operator.gpunodes("storage", "down", "--yes")
+    assert operator.ssh("control-1", f"ls {SHARE}").split() == ["checkpoints", "data", "logs"]

@@ -1,0 +1,138 @@
+"""`gpunodes upgrade` from 1.35 to 1.36: killed in every stage and resumed, a Service that answers throughout, a pod
+that no budget lets go, a missing image, and a worker that goes back.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+
+from . import unhealthy, web
+from .conftest import LONG, LabSpec, Operator, kill
+
+LAB = LabSpec(
+    "debian13",
+    workers=2,
+    kubernetes="1.35",
+    up_options=("--kubernetes-version", "1.36"),
+    cluster=("--kubernetes-version", "1.35"),
+)
+UPGRADE = ("upgrade", "1.36", "--yes", "--no-backup")
+CANARY = ("--canary", "1", "--soak", "1m")
+STEPS = (
+    "worker-1: cordoned",
+    "worker-1: prepare: done",
+    "worker-1: draining the node",
+    "worker-1: applying kubernetes",
+    "worker-1: verifying",
+    "worker-1: uncordoned",
+)
+"""The command's message at the start of each stage, in order."""
+STUBBORN = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: stubborn}
+spec:
+  selector: {matchLabels: {app: stubborn}}
+  template:
+    metadata: {labels: {app: stubborn}}
+    spec:
+      nodeSelector: {kubernetes.io/hostname: worker-2}
+      terminationGracePeriodSeconds: 1
+      containers: [{name: main, image: "IMAGE", command: [sh, -c, "exec sleep 100000"]}]
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: stubborn}
+spec: {minAvailable: 1, selector: {matchLabels: {app: stubborn}}}
+"""
+
+
+def versions(operator: Operator) -> dict[str, str]:
+    return {node["name"]: node["version"].rpartition(".")[0] for node in operator.document("status")["nodes"]}
+
+
+def outcomes(rollout: dict[str, object]) -> dict[str, str]:
+    machines = rollout["machines"]
+    assert isinstance(machines, list)
+    return {each["name"]: each["outcome"] for each in machines}
+
+
+def test_a_missing_image_is_refused_before_anything_is_touched(operator: Operator) -> None:
+    before = operator.each(LAB.machines, "cat /var/lib/gpunodes/ledger.json")
+    nowhere = {"registry.k8s.io": "http://mirror.lab/nowhere"}
+    with unhealthy.with_variables(operator, "worker-1", gpunodes_image_mirrors=nowhere):
+        plan = operator.document("upgrade", "plan", "1.36", code=1)
+        operator.gpunodes(*UPGRADE, code=2)
+    found = {(each["machine"], each["check"]): each["fact"] for each in plan["findings"]}
+    assert "kube-proxy" in found["worker-1", "images"]
+    assert operator.each(LAB.machines, "cat /var/lib/gpunodes/ledger.json") == before
+    assert operator.document("rollout", "status")["rollout"] is None
+
+
+def test_control_planes_come_first_and_a_killed_command_is_resumed(operator: Operator) -> None:
+    web.serve(operator)
+    unhealthy.apply(operator, STUBBORN.replace("IMAGE", web.IMAGE))
+    operator.kubectl("rollout", "status", "deployment/stubborn", "--timeout=300s")
+    running = operator.start("upgrade", "1.36", "--yes")
+    operator.wait_for(running, "control-1: applying kubernetes-control-planes")
+    kill(running)
+    [backup] = operator.folder.glob("gpunodes-backup-*")
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    running = operator.start("upgrade", "--resume")
+    operator.wait_for(running, "control-1: verifying")
+    kill(running)
+    operator.gpunodes("upgrade", "--resume")
+    assert operator.document("status")["version"].startswith("v1.36")
+    assert set(versions(operator).values()) == {"v1.35"}
+
+
+def test_killed_in_every_stage_the_kubelets_follow_and_what_cannot_leave_stays(operator: Operator) -> None:
+    """The canary is killed in each stage. The node whose pod may not be evicted is given back: exit code 3."""
+    begin = (*UPGRADE, *CANARY)
+    for number, step in enumerate(STEPS):
+        running = operator.start(*(("upgrade", "--resume") if number else begin))
+        operator.wait_for(running, step)
+        kill(running)
+        # Another command sees from the cluster alone where it stands.
+        status = operator.document("rollout", "status")
+        assert status["rollout"]["work"] == "kubernetes", status
+    done = operator.document("rollout", "resume", code=3)
+    assert outcomes(done) == {"control-1": "done", "worker-1": "done", "worker-2": "not-drained"}
+    assert "default/stubborn-" in json.dumps(done)
+    assert versions(operator) == {"control-1": "v1.36", "worker-1": "v1.36", "worker-2": "v1.35"}
+    for name in LAB.machines:
+        spec = unhealthy.node(operator, name)["spec"]
+        assert not spec.get("unschedulable"), name
+        assert "gpunodes.dev" not in json.dumps(spec.get("taints", [])), name
+    operator.kubectl("rollout", "status", "deployment/stubborn", "--timeout=60s")
+
+
+def test_the_rest_follows_when_the_budget_allows_it(operator: Operator) -> None:
+    operator.kubectl("delete", "pdb", "stubborn")
+    done = operator.document(*UPGRADE)
+    assert [outcomes(each) for each in done["rollouts"]] == [{"worker-2": "done"}]
+    assert set(versions(operator).values()) == {"v1.36"}
+    answers = web.answers(operator)
+    lost = answers.count("failed")
+    print(f"{lost} of {len(answers)} requests were lost")
+    # The goal is none; kube-proxy of an emulated machine learns of an ended pod after seconds.
+    assert len(answers) > 1000
+    assert lost / len(answers) < 0.01
+    assert operator.document("upgrade", "plan", "1.36")["steps"] == []
+    assert operator.document("rollout", "status")["rollout"] is None
+    assert unhealthy.leases(operator) == []
+
+
+def test_a_worker_goes_back_and_forth(operator: Operator) -> None:
+    operator.gpunodes("upgrade", "rollback", "control-1", "--yes", code=2)
+    done = operator.document("upgrade", "rollback", "worker-1", "--yes")
+    assert outcomes(done) == {"worker-1": "done"}
+    deadline = time.monotonic() + LONG
+    while versions(operator)["worker-1"] != "v1.35":
+        assert time.monotonic() < deadline
+        time.sleep(5)
+    done = operator.document(*UPGRADE)
+    assert [outcomes(each) for each in done["rollouts"]] == [{"worker-1": "done"}]
+    assert set(versions(operator).values()) == {"v1.36"}
