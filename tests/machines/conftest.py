@@ -112,12 +112,12 @@ class Operator:
             assert time.monotonic() < deadline, f"no line with {text!r}"
         pytest.fail(f"the command ended before {text!r}")
 
-    def ssh(self, machine: str, command: str, code: int | None = 0) -> str:
+    def ssh(self, machine: str, command: str, code: int | None = 0, limit_s: float = SHORT) -> str:
         """Run a shell command on a machine as root; returns its output. With ``code`` None any exit code is accepted.
 
         An unreachable machine gives no output either, so it always fails the test.
         """
-        done = self.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}")
+        done = self.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}", limit_s=limit_s)
         assert done.returncode != UNREACHABLE, done.stderr
         if code is not None:
             assert done.returncode == code, done.stdout + done.stderr

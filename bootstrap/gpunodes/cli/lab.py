@@ -75,6 +75,7 @@ def command(context: click.Context, name: str) -> None:
     "--own-kernel", is_flag=True,
     help="The machines boot the kernel on their disk, and the mirror has a newer one.",
 )  # fmt: skip
+@click.option("--docker", is_flag=True, help="Docker and cri-dockerd, which labs with GPU workers have anyway.")
 @click.option("--images", "extras", multiple=True, metavar="NAME", help="More images of the mirror; may be repeated.")
 @click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
 @options.json_option
@@ -93,6 +94,7 @@ def up(
     second_network: bool,
     data_disk: bool,
     own_kernel: bool,
+    docker: bool,
     extras: tuple[str, ...],
     no_mirror: bool,
     as_json: bool,
@@ -117,6 +119,7 @@ def up(
         Equipment(second_network, data_disk, own_kernel),
         control_planes,
         extras,
+        docker,
     )
     with contextlib.closing(steps.progress()) as view:
         state = lab.up(layout, request, view.report)

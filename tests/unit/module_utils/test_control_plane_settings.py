@@ -542,6 +542,18 @@ def test_other_machines_are_refused(entries: Any, message: str) -> None:
     assert compared.report(wanted())["managed"] == entries["kubeadm"].endswith("done")
 
 
+@pytest.mark.usefixtures("machine")
+def test_a_control_plane_of_others_is_compared_on_request_only() -> None:
+    ledger.Ledger().save()
+    given = wanted(scheduler={"v": "4"})
+    assert compared.report(given)["differences"] == []
+    found = compared.report(given, foreign=True)
+    assert [(each["component"], each["name"], each["wanted"]) for each in found["differences"]][:1] == [
+        ("kube-scheduler", "--v", "4")
+    ]
+    assert not found["managed"], "its settings are never changed"
+
+
 def test_an_undo_does_not_start_what_a_restore_of_etcd_stopped(machine: ControlPlane) -> None:
     away = machine.root / "away/etcd.yaml"
     away.parent.mkdir()

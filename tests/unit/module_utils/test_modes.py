@@ -973,7 +973,7 @@ def etcd_members(machine: Machine) -> dict[str, Any]:
 
 
 def control_plane_drift(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(compared, "report", lambda wanted: {"patches": dict(wanted.patches)})
+    machine.monkeypatch.setattr(compared, "report", lambda wanted, **_: {"patches": dict(wanted.patches)})
     return {"configuration": {}, "patches": {"etcd+merge": {}}}
 
 

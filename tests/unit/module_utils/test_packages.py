@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from gpunodes.ansible.module_utils import packages
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -91,6 +93,42 @@ def test_only_a_package_that_is_missing_from_a_source_is_fetched_again(
     with pytest.raises(MachineProblem) as other:
         manager.install({"kubelet": "1"})
     assert not isinstance(other.value, packages.NotFetched)
+
+
+# What dpkg 1.22 and apt 3.0 do where a disk was full: kubelet was unpacked, and the package that it depends on was not.
+UNCONFIGURED = """\
+dpkg: dependency problems prevent configuration of kubelet:
+ kubelet depends on kubernetes-cni (>= 1.2.0); however:
+  Package kubernetes-cni is not installed.
+
+dpkg: error processing package kubelet (--configure):
+ dependency problems - leaving unconfigured
+Errors were encountered while processing:
+ kubelet
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_an_installation_that_lacks_a_dependency_is_finished(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    """dpkg cannot configure what it unpacked; apt installs what is missing, and configures both."""
+    ran: list[str] = []
+
+    def run(argv: Sequence[str], *_: object, **__: object) -> CommandResult:
+        known = [each for each in argv if each in {"--audit", "--configure", "--fix-broken"}]
+        ran.append(" ".join([argv[0], *known]))
+        if "--audit" in argv:
+            return CommandResult(tuple(argv), 0, " kubelet              Node agent\n", "")
+        if "--configure" in argv:
+            return CommandResult(tuple(argv), 1, "", UNCONFIGURED)
+        return CommandResult(tuple(argv), 0 if works else 100, "", "" if works else "E: Unmet dependencies.")
+
+    monkeypatch.setattr(packages, "run", run)
+    if works:
+        assert packages.Apt().finish_interrupted()
+    else:
+        with pytest.raises(MachineProblem, match=r"apt-get install --fix-broken failed: .*Unmet dependencies"):
+            packages.Apt().finish_interrupted()
+    assert ran == ["dpkg --audit", "dpkg --configure", "apt-get --fix-broken"]
 
 
 def test_dnf_transaction() -> None:

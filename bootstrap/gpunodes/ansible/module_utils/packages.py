@@ -176,13 +176,12 @@ class Apt:
         half = run(["dpkg", "--audit"]).out.strip()
         if not half:
             return False
-        self._checked(
-            run(
-                ["dpkg", "--configure", "-a", "--force-confdef", "--force-confold"],
-                INSTALL_LIMIT_S,
-                environment=self._ENVIRONMENT,
-            ),
-            "dpkg --configure -a",
+        # It fails where a full disk left a package unpacked without one that it depends on. apt installs that one, and
+        # configures both; whatever else is wrong, apt reports again.
+        run(
+            ["dpkg", "--configure", "-a", "--force-confdef", "--force-confold"],
+            INSTALL_LIMIT_S,
+            environment=self._ENVIRONMENT,
         )
         self._checked(self.get("install", "--fix-broken"), "apt-get install --fix-broken")
         return True
