@@ -71,6 +71,9 @@ def test_up_serves_a_folder_and_pods_on_two_nodes_use_it(operator: Operator) -> 
     _before.update(packages(operator))
     would = operator.document("storage", "up", "--dry-run")
     assert would["dry_run"]
+    changes = {each["name"]: each["changes"] for each in would["machines"]}
+    assert {"Install the NFS server", "Write the exports"} <= set(changes["control-1"])
+    assert changes["worker-2"] == ["Install the NFS client"]
     assert packages(operator) == _before
     assert "training" not in operator.kubectl("get", "pv,pvc", "-o", "name")
     done = operator.gpunodes("storage", "up")
