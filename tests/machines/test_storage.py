@@ -163,7 +163,7 @@ def test_a_registry_that_is_taken_away_leaves_its_images(operator: Operator) -> 
 
 def test_a_writer_goes_on_after_a_reboot_of_the_server(operator: Operator) -> None:
     image = operator.setting("gpunodes_ready_image")
-    # A slow API server logs the names of their events, POD.TIME: with six letters before the point they look like tokens.
+    # A slow API server logs the names of their events, POD.TIME: with six letters before the point like tokens.
     writes = f"i=0; {APPENDS.format('/data/writes', 'i=$((i + 1)); echo $i')}"
     pods.start(operator, "write", image, writes, MOUNT, nodeName="worker-1", **VOLUME)
     pods.start(operator, "read", image, "sleep 86400", MOUNT, nodeName="worker-2", **VOLUME)
