@@ -178,8 +178,10 @@ class Operator:
         assert done.returncode == 0, done.stderr
 
     def setting(self, name: str) -> Any:
-        """A variable of all machines in the lab's inventory."""
-        return yaml.safe_load((self.folder / "inventory/group_vars/all.yml").read_text())[name]
+        """A setting of all machines: of the lab's inventory, or its default."""
+        paths = (CHECKOUT / "roles/settings/defaults/main.yml", self.folder / "inventory/group_vars/all.yml")
+        default, given = (yaml.safe_load(path.read_text()) for path in paths)
+        return {**default, **given}[name]
 
     def tokens(self) -> list[str]:
         """One "token" for each bootstrap token in the cluster."""
@@ -359,12 +361,13 @@ systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd
 """
 
 # State that a reset must restore: the same without times, with interfaces, mounts, rules and settings. Files such as
-# group- and passwd- are the system's backups of earlier versions.
+# group-, passwd- and those of ucf with a number are the system's backups of earlier versions.
 BARE = r"""
 dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | sort; apt-mark showhold
 find /etc /opt /usr/local /var/lib -maxdepth 6 -xdev ! -path '/var/lib/dpkg/*' ! -path '/var/lib/apt/*' \
   ! -path '/var/lib/systemd/*' ! -path /etc/resolv.conf ! -path /etc/ld.so.cache ! -path '/var/lib/dhcp/*' \
-  ! -path '/var/lib/private*' ! -path /etc/group- ! -path /etc/gshadow- -printf '%y %p %m\n' | sort
+  ! -path '/var/lib/private*' ! -path '/var/lib/ucf/*.[0-9]' ! -path /etc/group- ! -path /etc/gshadow- \
+  -printf '%y %p %m\n' | sort
 cd /etc && find . -xdev -type f ! -name 'ld.so.cache' ! -name 'resolv.conf' ! -name group- ! -name gshadow- \
   ! -name passwd- ! -name shadow- -exec sha256sum {} + | sort -k2
 ip -o link | cut -d' ' -f2; ip route

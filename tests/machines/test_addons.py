@@ -24,6 +24,8 @@ IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 FOLDER = "/opt/local-path-provisioner"
 WAIT_S = 300.0
 """Seconds for what controllers and add-ons do on emulated machines."""
+# A slow API server logs the names of their events, POD.TIME. With six letters before the point that looks like a token.
+SERVER, ALLOWED = "page", "allowed"
 SERVES = "mkdir /tmp/www && echo served >/tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
 VOLUME: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "scratch"}}]}
 MOUNT: dict[str, Any] = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
@@ -136,7 +138,7 @@ def test_a_claim_is_a_folder_of_the_node_of_its_pod(operator: Operator) -> None:
 
 def reaches(operator: Operator, pod: str) -> bool:
     """Whether a pod gets the page of the server, which is on another node."""
-    address = operator.kubectl("get", "pod", "server", "-o", "jsonpath={.status.podIP}").strip()
+    address = operator.kubectl("get", "pod", SERVER, "-o", "jsonpath={.status.podIP}").strip()
     got = operator.kubectl("exec", pod, "--", "wget", "-q", "-T", "5", "-O", "-", f"http://{address}:8080/", code=None)
     return got.strip() == "served"
 
@@ -144,31 +146,32 @@ def reaches(operator: Operator, pod: str) -> bool:
 def test_without_enforcement_a_policy_stops_nothing(operator: Operator) -> None:
     """Otherwise the next test proves nothing."""
     probe = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
-    pods.start(operator, "server", IMAGE, SERVES, probe, nodeName="worker-1")
-    for name in ("client", "stranger"):
+    pods.start(operator, SERVER, IMAGE, SERVES, probe, nodeName="worker-1")
+    for name in (ALLOWED, "stranger"):
         pods.start(operator, name, IMAGE, "sleep 86400", {}, nodeName="worker-2")
-    operator.kubectl("wait", "--for=condition=Ready", "pod/server", "pod/client", "pod/stranger", "--timeout=180s")
-    operator.kubectl("label", "pod", "server", "test=server")
-    operator.kubectl("label", "pod", "client", "test=client")
+    names = [f"pod/{name}" for name in (SERVER, ALLOWED, "stranger")]
+    operator.kubectl("wait", "--for=condition=Ready", *names, "--timeout=180s")
+    operator.kubectl("label", "pod", SERVER, "test=server")
+    operator.kubectl("label", "pod", ALLOWED, "test=client")
     apply(operator, DENY)
-    assert reaches(operator, "client")
+    assert reaches(operator, ALLOWED)
 
 
 def test_a_policy_stops_packets_of_other_pods(operator: Operator) -> None:
     comes(operator, "network-policy")
-    until("the policy is enforced", lambda: not reaches(operator, "client"))
+    until("the policy is enforced", lambda: not reaches(operator, ALLOWED))
     assert not reaches(operator, "stranger")
     apply(operator, ALLOW)
-    until("the allowed pod reaches the server", lambda: reaches(operator, "client"))
+    until("the allowed pod reaches the server", lambda: reaches(operator, ALLOWED))
     assert not reaches(operator, "stranger")
     agents = ("-n", "kube-system", "delete", "pods", "-l", "k8s-app=kube-network-policies", "--wait=true")
     operator.kubectl(*agents)
     operator.gpunodes("addon", "verify", "network-policy")
-    until("new agents let the allowed pod pass", lambda: reaches(operator, "client"))
+    until("new agents let the allowed pod pass", lambda: reaches(operator, ALLOWED))
     assert not reaches(operator, "stranger")
     # The kubelet's probes are not packets of a pod.
     ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-    assert operator.kubectl("get", "pod", "server", "-o", ready).strip() == "True"
+    assert operator.kubectl("get", "pod", SERVER, "-o", ready).strip() == "True"
 
 
 def test_enforcement_ends_with_the_add_on(operator: Operator) -> None:
@@ -177,8 +180,8 @@ def test_enforcement_ends_with_the_add_on(operator: Operator) -> None:
     until("all pods reach the server", lambda: reaches(operator, "stranger"))
     goes(operator, "network-policy")
     # Its rules stay in the kernel until the next boot; without policies they concern no pod.
-    assert reaches(operator, "client")
-    operator.kubectl("delete", "pod", "server", "client", "stranger", "--grace-period=1")
+    assert reaches(operator, ALLOWED)
+    operator.kubectl("delete", "pod", SERVER, ALLOWED, "stranger", "--grace-period=1")
     assert installed(operator) == set()
 
 
