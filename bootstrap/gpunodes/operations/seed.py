@@ -19,14 +19,12 @@ import yaml
 
 from gpunodes.errors import WrongInput
 
-
-_TAKEN = frozenset(
-    """
-    _apt adm audio backup bin cdrom daemon dialout dip disk fax floppy ftp games halt irc kmem list lock lp mail man mem
-    news nobody nogroup operator plugdev proxy sasl shadow shutdown src staff sudo sync sys tape tty users utempter utmp
-    uucp video voice wheel www-data
-    """.split()
-)
+_TAKEN = frozenset((
+    "_apt", "adm", "audio", "backup", "bin", "cdrom", "daemon", "dialout", "dip", "disk", "fax", "floppy",
+    "ftp", "games", "halt", "irc", "kmem", "list", "lock", "lp", "mail", "man", "mem", "news", "nobody",
+    "nogroup", "operator", "plugdev", "proxy", "sasl", "shadow", "shutdown", "src", "staff", "sudo", "sync",
+    "sys", "tape", "tty", "users", "utempter", "utmp", "uucp", "video", "voice", "wheel", "www-data",
+))  # fmt: skip
 """Users and groups of every system: useradd(8) makes no user whose name a user or group has, nor do installers.
 
 Sources: Debian's base-passwd 3.6, passwd.master and group.master; the package setup of the RHEL family.
