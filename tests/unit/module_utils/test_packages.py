@@ -78,6 +78,27 @@ def test_a_source_that_apt_cannot_reach_is_why_there_is_no_version(monkeypatch: 
     assert manager.unread == ""
 
 
+@pytest.mark.parametrize(("complete", "fixed"), [(True, False), (False, True)])
+def test_a_package_that_fails_again_is_not_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, complete: bool, fixed: bool
+) -> None:
+    """A driver whose module does not build fails at each configuration, until another one replaces it."""
+    calls: list[list[str]] = []
+
+    def run(argv: list[str], *_: object, **__: object) -> CommandResult:
+        calls.append(list(argv))
+        if "--audit" in argv:
+            return CommandResult(argv, 0, "The following packages are only half configured", "")
+        if "check" in argv:
+            return CommandResult(argv, 0 if complete else 100, "", "")
+        return CommandResult(argv, 1 if "--configure" in argv else 0, "", "dpkg: error processing package nvidia")
+
+    monkeypatch.setattr(packages, "run", run)
+    assert packages.Apt().finish_interrupted()
+    assert any("--configure" in call for call in calls)
+    assert any("--fix-broken" in call for call in calls) is fixed
+
+
 @pytest.mark.parametrize("manager", [packages.Apt(), packages.Dnf()])
 def test_only_a_package_that_is_missing_from_a_source_is_fetched_again(
     manager: packages.Manager, monkeypatch: pytest.MonkeyPatch

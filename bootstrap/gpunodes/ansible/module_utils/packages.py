@@ -176,14 +176,17 @@ class Apt:
         half = run(["dpkg", "--audit"]).out.strip()
         if not half:
             return False
-        # It fails where a full disk left a package unpacked without one that it depends on. apt installs that one, and
-        # configures both; whatever else is wrong, apt reports again.
+        # It fails where a full disk left a package unpacked without one that it depends on (apt installs that one, and
+        # configures both), and for a package that fails again, such as a driver whose module does not build: that must
+        # not be in the way of those that replace or remove it. Whatever is still wrong, the next installation reports.
         run(
             ["dpkg", "--configure", "-a", "--force-confdef", "--force-confold"],
             INSTALL_LIMIT_S,
             environment=self._ENVIRONMENT,
         )
-        self._checked(self.get("install", "--fix-broken"), "apt-get install --fix-broken")
+        # Packages that were not unpacked any more.
+        if not self.get("check").ok:
+            self._checked(self.get("install", "--fix-broken"), "apt-get install --fix-broken")
         return True
 
     def refresh(self, files: Sequence[str] = ()) -> None:
