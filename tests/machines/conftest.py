@@ -178,8 +178,10 @@ class Operator:
         assert done.returncode == 0, done.stderr
 
     def setting(self, name: str) -> Any:
-        """A variable of all machines in the lab's inventory."""
-        return yaml.safe_load((self.folder / "inventory/group_vars/all.yml").read_text())[name]
+        """A variable of all machines in the lab's inventory, else the default of that setting."""
+        defaults = (CHECKOUT / "roles/settings/defaults/main.yml").read_text()
+        given = (self.folder / "inventory/group_vars/all.yml").read_text()
+        return {**yaml.safe_load(defaults), **yaml.safe_load(given)}[name]
 
     def tokens(self) -> list[str]:
         """One "token" for each bootstrap token in the cluster."""
