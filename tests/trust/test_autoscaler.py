@@ -1,0 +1,47 @@
+"""The playbook of the autoscaler installs it, with the image of an archive: the walk of all playbooks removes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpunodes.lab.mirror.oci import Blobs, OciImage, write_archive
+from gpunodes.lab.mirror.tree import TreeEntry
+
+from tests.hostile import Machines
+from tests.trust.test_walk import check, make, modules, played
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """A small archive as `make image` writes it."""
+    blobs = Blobs(tmp_path / "blobs")
+    image = OciImage("gpunodes.dev/gpunodes", ("1.0",), (blobs.layer([TreeEntry("/program", b"")]),), ("/program",))
+    write_archive(path := tmp_path / "image.oci.tar", image, blobs, "amd64")
+    return path
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return make(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_it_is_installed_with_the_image_of_an_archive(fleet: Machines, archive: Path, *, loaded: bool) -> None:
+    fleet.answer("control-1", "image_loaded", {"actions": [], "loaded": loaded})
+    fleet.answer("control-1", "stat", {"stat": {"exists": False}})
+    pools = {"h100": {"priority": 50, "spare": 1, "gpus": 8, "taints": []}}
+    given = {"autoscaler_state": "present", "autoscaler_archive": str(archive), "autoscaler_pools": pools}
+    done = played(fleet, "autoscale.yml", "-e", json.dumps(given))
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    own = {"image_loaded", "kube_objects"}
+    assert modules(fleet) - own == (set() if loaded else {"copy", "stat"})
+    assert fleet.asked.count("control-1/image_loaded") == (1 if loaded else 2)
+
+
+def test_it_needs_an_image(fleet: Machines) -> None:
+    done = played(fleet, "autoscale.yml", "-e", "autoscaler_state=present")
+    assert "there is no image of the power server" in " ".join(done.stdout.split())
+    assert modules(fleet) == set()
