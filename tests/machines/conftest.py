@@ -183,6 +183,14 @@ class Operator:
         default, given = (yaml.safe_load(path.read_text()) for path in paths)
         return {**default, **given}[name]
 
+    def group(self, name: str, *machines: str) -> None:
+        """Let a group of the inventory have these machines. Commands read only its file hosts.yml, and variables."""
+        path = self.folder / "inventory" / "hosts.yml"
+        mark, _, text = path.read_text().partition("\n")
+        found = yaml.safe_load(text)
+        found["all"]["children"][name] = {"hosts": {machine: {} for machine in machines}}
+        path.write_text(f"{mark}\n{yaml.safe_dump(found, sort_keys=False)}")
+
     def tokens(self) -> list[str]:
         """One "token" for each bootstrap token in the cluster."""
         return self.kubectl("-n", "kube-system", "get", "secrets", "-o", "name").count("bootstrap-token-") * ["token"]

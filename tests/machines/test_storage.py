@@ -61,9 +61,7 @@ def test_without_shares_there_is_nothing_to_do(operator: Operator) -> None:
 
 
 def test_up_serves_a_folder_and_pods_on_two_nodes_use_it(operator: Operator) -> None:
-    (operator.folder / "inventory" / "storage.yml").write_text(
-        yaml.safe_dump({"storage": {"hosts": {"control-1": None}}})
-    )
+    operator.group("storage", "control-1")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
     variables.parent.mkdir(exist_ok=True)
     old = yaml.safe_load(variables.read_text()) if variables.exists() else {}
@@ -241,8 +239,7 @@ def test_down_leaves_the_data_and_nothing_else(operator: Operator) -> None:
 
 def test_a_worker_serves_after_it(operator: Operator) -> None:
     """A server that is a worker, too; its folder stays empty, and goes."""
-    group = {"storage": {"hosts": {"worker-2": None}}}
-    (operator.folder / "inventory" / "storage.yml").write_text(yaml.safe_dump(group))
+    operator.group("storage", "worker-2")
     operator.gpunodes("storage", "up")
     operator.gpunodes("storage", "down", "--yes")
     assert operator.ssh("worker-2", f"ls -d {FOLDER} 2>/dev/null || echo gone").strip() == "gone"

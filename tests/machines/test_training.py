@@ -133,8 +133,7 @@ def take_away(operator: Operator) -> None:
 
 def test_the_example_is_started(operator: Operator) -> None:
     """On storage that the control plane serves."""
-    group = {"storage": {"hosts": {"control-1": None}}}
-    (operator.folder / "inventory" / "storage.yml").write_text(yaml.safe_dump(group))
+    operator.group("storage", "control-1")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
     shares = [{"name": "training", "path": SHARE, "size": "1Gi"}]
     variables.write_text(yaml.safe_dump({**yaml.safe_load(variables.read_text()), "gpunodes_storage": shares}))
