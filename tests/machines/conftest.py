@@ -178,10 +178,18 @@ class Operator:
         assert done.returncode == 0, done.stderr
 
     def setting(self, name: str) -> Any:
-        """A setting of all machines: of the lab's inventory, or its default."""
-        paths = (CHECKOUT / "roles/settings/defaults/main.yml", self.folder / "inventory/group_vars/all.yml")
-        default, given = (yaml.safe_load(path.read_text()) for path in paths)
-        return {**default, **given}[name]
+        """A variable of all machines in the lab's inventory, else the default of that setting."""
+        defaults = (CHECKOUT / "roles/settings/defaults/main.yml").read_text()
+        given = (self.folder / "inventory/group_vars/all.yml").read_text()
+        return {**yaml.safe_load(defaults), **yaml.safe_load(given)}[name]
+
+    def group(self, name: str, *machines: str, **variables: Any) -> None:
+        """Let a group of the inventory have these machines and variables. Of its files of groups, commands read one."""
+        path = self.folder / "inventory" / "hosts.yml"
+        mark, _, text = path.read_text().partition("\n")
+        found = yaml.safe_load(text)
+        found["all"]["children"][name] = {"hosts": {machine: {} for machine in machines}, "vars": variables}
+        path.write_text(f"{mark}\n{yaml.safe_dump(found, sort_keys=False)}")
 
     def tokens(self) -> list[str]:
         """One "token" for each bootstrap token in the cluster."""
