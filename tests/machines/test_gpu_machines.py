@@ -170,7 +170,7 @@ def test_pods_share_gpus_in_turns(operator: Operator) -> None:
     names = [f"share-{number}" for number in range(4)]
     for name in names:
         start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 3600", {"resources": {"limits": {"nvidia.com/gpu": 1}}})
-    operator.kubectl("wait", "--for=condition=Ready", *(f"pod/{name}" for name in names), "--timeout=300s")
+    operator.kubectl("wait", "--for=condition=Ready", *(f"pod/{name}" for name in names), "--timeout=220s")
     until([1] * 4, lambda: [operator.kubectl("logs", name).count("UUID: GPU-") for name in names])
     operator.kubectl("delete", "pod", *names, "--wait=true")
 

@@ -66,7 +66,7 @@ def test_a_seeded_machine_passes_preflight(operator: Operator) -> None:
 def test_it_has_that_user_only_and_accepts_no_password(operator: Operator) -> None:
     key, host = operator.folder / "seed-key", address(operator)
     settings = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "IdentitiesOnly=yes")
-    options = [word for setting in settings for word in ("-o", setting)]
+    options = [word for setting in (*settings, "BatchMode=yes") for word in ("-o", setting)]
 
     def ssh(user: str, command: str, *more: str) -> subprocess.CompletedProcess[str]:
         argv = ["ssh", "-F", "none", *more, *options, "-i", str(key), f"{user}@{host}", command]
@@ -80,7 +80,7 @@ def test_it_has_that_user_only_and_accepts_no_password(operator: Operator) -> No
     assert users == [USER]
     assert ssh("admin", "true").returncode
     assert ssh("root", "true").returncode
-    methods = ssh(USER, "true", "-o", "PubkeyAuthentication=no", "-o", "BatchMode=yes")
+    methods = ssh(USER, "true", "-o", "PubkeyAuthentication=no")
     assert methods.returncode
     assert "password" not in methods.stderr
     assert ssh(USER, f"sudo -n passwd --status {USER}").stdout.split()[1] == "L"
