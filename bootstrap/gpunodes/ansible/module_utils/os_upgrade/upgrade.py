@@ -250,7 +250,7 @@ def _finish_interrupted(manager: packages.Manager, request: Request, done: Outco
     """Finish an interrupted installation, without kernels for which the driver does not build: they fail again."""
     was = manager.finish_interrupted()
     if was and request.driver and (names := kernels.half_installed()):
-        _remove(names, f"{', '.join(names)} is removed again: the driver does not build for it", done)
+        _remove(names, f"removed again, because the driver does not build for this kernel: {', '.join(names)}", done)
     return was
 
 
