@@ -6,7 +6,6 @@ does not build.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
