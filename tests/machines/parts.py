@@ -53,7 +53,7 @@ PARTS: Mapping[str, Part] = {
     "pool": Part(38, ("test_pool.py",)),
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
-    "backup": Part(45, ("test_backup.py",)),
+    "backup": Part(39, ("test_backup.py",)),
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "upgrade": Part(38, ("test_upgrade.py",)),
     "control-planes": Part(36, ("test_control_planes.py",)),

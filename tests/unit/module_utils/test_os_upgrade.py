@@ -171,7 +171,8 @@ def test_a_kernel_that_an_interrupted_run_left_without_a_driver_is_removed_first
     apt: Apt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apt.interrupted, apt.simulation = True, ""
-    listing = f"half-configured linux-image-{RELEASE}\nunpacked linux-headers-{RELEASE}\ninstalled linux-image-6.1.0-1\n"
+    broken = f"half-configured linux-image-{RELEASE}\nunpacked linux-headers-{RELEASE}\n"
+    listing = f"{broken}installed linux-image-6.1.0-1\n"
     monkeypatch.setattr(kernels, "run", lambda argv, *_: CommandResult(argv, 0, listing, ""))
     monkeypatch.setattr(kernels, "has_driver", lambda _: False)
     upgrade.apply(Request(driver=True))

@@ -247,10 +247,10 @@ def _check_newest(request: Request) -> None:
 
 
 def _finish_interrupted(manager: packages.Manager, request: Request, done: Outcome) -> bool:
-    """Finish an interrupted installation, without kernels for which the driver does not build: they would fail again."""
+    """Finish an interrupted installation, without kernels for which the driver does not build: they fail again."""
     was = manager.finish_interrupted()
     if was and request.driver and (names := kernels.half_installed()):
-        _remove(names, f"{', '.join(names)} is removed again: the driver does not build for it", done)
+        _remove(names, f"removed again, because the driver does not build for this kernel: {', '.join(names)}", done)
     return was
 
 
