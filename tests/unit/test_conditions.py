@@ -45,20 +45,24 @@ def conditions(value: Any) -> Iterator[str]:
 
 def other(node: nodes.Node) -> str:
     """A type other than a boolean that the value of an expression may have; "" if none is known."""
-    if isinstance(node, nodes.And | nodes.Or):
-        return other(node.left) or other(node.right)
-    if isinstance(node, nodes.CondExpr):
-        return other(node.expr1) or (other(node.expr2) if node.expr2 else BOOLEAN)
+    if inner := _results(node):
+        return next(filter(None, map(other, inner)), BOOLEAN)
     if isinstance(node, nodes.Const):
         return BOOLEAN if isinstance(node.value, bool) else type(node.value).__name__
-    if isinstance(node, nodes.List | nodes.Dict):
-        return type(node).__name__.lower()
     if isinstance(node, nodes.Name):
-        found = OPTIONS.get(node.name, "bool")
-        return BOOLEAN if found == "bool" else found
+        return OPTIONS.get(node.name, "bool").replace("bool", BOOLEAN)
     if isinstance(node, nodes.Filter):
         return _filtered(node)
-    return BOOLEAN
+    return type(node).__name__.lower() if isinstance(node, nodes.List | nodes.Dict) else BOOLEAN
+
+
+def _results(node: nodes.Node) -> list[nodes.Node]:
+    """The expressions of which one is the value: `and` and `or` return an operand."""
+    if isinstance(node, nodes.And | nodes.Or):
+        return [node.left, node.right]
+    if isinstance(node, nodes.CondExpr):
+        return [node.expr1, *([node.expr2] if node.expr2 else [])]
+    return []
 
 
 def _filtered(node: nodes.Filter) -> str:

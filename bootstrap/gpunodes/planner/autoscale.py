@@ -79,7 +79,11 @@ def document(
     pools = scaled(settings["gpunodes_pools"])
     for pool in pools:
         if not any(each.pool == pool for each in machines):
-            raise WrongInput(f"the pool {pool} of gpunodes_pools has no machine", "workers in its group", "correct it")
+            raise WrongInput(
+                f"the pool {pool} of gpunodes_pools has no machine",
+                "workers in its group that gpunodes_pool does not put into another pool",
+                "correct it",
+            )
     names = {each.node: each.name for each in machines}
     if len(names) < len(machines):
         twice = sorted(each.name for each in machines if names[each.node] != each.name)
