@@ -86,10 +86,10 @@ def test_then_a_second_one_joins_and_serves(operator: Operator) -> None:
     assert operator.each(MACHINES, SERVER.format("kubelet")) == servers(operator, address, FIRST, SECOND)
     # The API server of the first one goes: the address moves to the second, which both members of etcd still carry.
     manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml"
-    runs = f"{CRICTL} ps --quiet --label io.kubernetes.container.name=kube-apiserver | grep -q ."
+    listed = f"found=$({CRICTL} ps --quiet --label io.kubernetes.container.name=kube-apiserver)"
     with availability.watched(f"https://{address}:6443/readyz") as prober:
         # A slow response counts as a failure, too: what shows the end is its container.
-        operator.ssh(FIRST, f"mv {manifest} /root/ && while {runs}; do sleep 1; done")
+        operator.ssh(FIRST, f'mv {manifest} /root/; until {listed} && [ -z "$found" ]; do sleep 1; done')
         prober.wait_for_success(limit_s=300)
         nodes = operator.ssh(SECOND, f"{KUBECTL} --server https://{address}:6443 get nodes --output name").split()
         operator.ssh(FIRST, f"mv /root/kube-apiserver.yaml {manifest}")
