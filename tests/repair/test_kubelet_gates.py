@@ -63,6 +63,7 @@ class Kubelet(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     name = ""
+    port = 0
     asked = 0
 
     def do_GET(self) -> None:
@@ -102,7 +103,7 @@ def own_address() -> str:
 @contextlib.contextmanager
 def kubelet(server: ApiServer, name: str) -> Iterator[type[Kubelet]]:
     """A kubelet; ``asked`` of its class counts requests, ``port`` is where it listens."""
-    kind = type(f"Kubelet-{name}", (Kubelet,), {"name": name})
+    kind: Any = type(f"Kubelet-{name}", (Kubelet,), {"name": name})
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(server.folder / "server.crt", server.folder / "server.key")
 
@@ -119,7 +120,7 @@ def kubelet(server: ApiServer, name: str) -> Iterator[type[Kubelet]]:
             """The API server has left."""
 
     listening = Quiet((own_address(), 0), kind)
-    kind.port = listening.server_port  # type: ignore[attr-defined]  # of this class only
+    kind.port = listening.server_port
     threading.Thread(target=listening.serve_forever, daemon=True).start()
     yield kind
     listening.shutdown()
