@@ -54,18 +54,16 @@ def compare(report: object, kubelets: Sequence[Kubelet]) -> KubeletDrift:
 
     Kubelets that it does not name are not compared: their nodes are not Ready, or gpunodes did not make them.
     """
-    problem = "they were not reported" if report is None else reports.kubelet_gates_problem(report)
-    if not problem:
-        assert isinstance(report, dict)  # noqa: S101 - for the type checker
-        problem = _short(report["problem"])
-    if problem:
+    invalid = "they were not reported" if report is None else reports.kubelet_gates_problem(report)
+    seen: Mapping[str, Any] = report if isinstance(report, dict) and not invalid else {"problem": invalid}
+    if problem := _short(seen["problem"]):
         return KubeletDrift(unknown=f"the feature gates of the kubelets are unknown: {problem}" if kubelets else "")
     found = [
-        MachineDrift(each.machine, list(differences(report["nodes"][each.node], each, report["cluster"])))
+        MachineDrift(each.machine, list(differences(seen["nodes"][each.node], each, seen["cluster"])))
         for each in kubelets
-        if each.node in report["nodes"]
+        if each.node in seen["nodes"]
     ]
-    silent = {each.machine: report["silent"][each.node] for each in kubelets if each.node in report["silent"]}
+    silent = {each.machine: seen["silent"][each.node] for each in kubelets if each.node in seen["silent"]}
     return KubeletDrift(tuple(each for each in found if each.differs), _unknown(silent))
 
 
