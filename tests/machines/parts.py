@@ -67,6 +67,7 @@ PARTS: Mapping[str, Part] = {
     "walkthroughs": Part(38, ("test_walkthroughs.py",)),
     "addons": Part(32, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
+    "monitoring": Part(34, ("test_monitoring.py",)),
     "commands": Part(30, ("test_repair_commands.py",)),
 }
 SLOW: Mapping[str, Part] = {
