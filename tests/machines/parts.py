@@ -65,9 +65,8 @@ PARTS: Mapping[str, Part] = {
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
     "walkthroughs": Part(38, ("test_walkthroughs.py",)),
-    "addons": Part(32, ("test_addons.py",)),
+    "addons": Part(37, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
-    "monitoring": Part(34, ("test_monitoring.py",)),
     "commands": Part(30, ("test_repair_commands.py",)),
 }
 SLOW: Mapping[str, Part] = {

@@ -1,15 +1,36 @@
-"""metrics-server, volumes of nodes and network policies on machines. Not run on machines yet."""
+"""Optional add-ons on machines: each comes, does its work, is found unchanged, and goes. Not run on machines yet.
+
+The mirror has their images (`lab up --images addons`). metrics-server verifies the kubelets' certificates.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import time
+from collections.abc import Callable
 from typing import Any
 
-from . import pods
-from .conftest import Operator, search_for_secrets
-from .optional_addons import IMAGE, LAB, READY, SERVES, apply, comes, goes, installed, refusal, until
+import yaml
 
+from . import pods
+from .conftest import LabSpec, Operator, search_for_secrets
+
+LAB = LabSpec(
+    "debian13",
+    workers=2,
+    up_options=("--images", "addons"),
+    cluster=(),
+    settings={"gpunodes_serving_certificates": True},
+)
 MACHINES = LAB.machines
+IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 FOLDER = "/opt/local-path-provisioner"
+WAIT_S = 300.0
+"""Seconds for what controllers and add-ons do on emulated machines."""
+SERVES = "mkdir /tmp/www && echo served >/tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
+READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
+"""Of a container that runs ``SERVES``."""
+NODE_ADDRESS = "jsonpath={.status.addresses[?(@.type=='InternalIP')].address}"
 VOLUME: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "scratch"}}]}
 MOUNT: dict[str, Any] = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
 CLAIM = """
@@ -37,6 +58,54 @@ spec:
     - from: [{podSelector: {matchLabels: {test: client}}}]
       ports: [{port: 8080}]
 """
+
+
+def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
+    began = time.monotonic()
+    while not seen():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(3)
+    print(f"{what}: {time.monotonic() - began:.0f} s")
+
+
+def apply(operator: Operator, manifest: str) -> None:
+    operator.ssh("control-1", f"cat >/run/addon.yml <<'END'\n{manifest}\nEND")
+    operator.kubectl("apply", "-f", "/run/addon.yml")
+
+
+def installed(operator: Operator) -> set[str]:
+    return {each["name"] for each in operator.document("addon", "list")["addons"] if each["installed"]}
+
+
+def comes(operator: Operator, name: str) -> None:
+    """Install an add-on: a dry run changes nothing, and neither does a second run."""
+    would = operator.document("addon", "up", name, "--dry-run")["changes"]
+    assert would
+    assert name not in installed(operator)
+    assert sorted(operator.document("addon", "up", name)["changes"]) == sorted(would)
+    assert name in installed(operator)
+    operator.gpunodes("addon", "verify", name)
+    assert operator.document("addon", "up", name)["changes"] == []
+
+
+def goes(operator: Operator, name: str) -> None:
+    """Remove an add-on: no object of any kind remains."""
+    assert operator.document("addon", "down", name, "--yes")["changes"]
+    assert name not in installed(operator)
+    # The cluster deletes what belongs to the objects, such as pods, afterwards.
+    until(f"nothing of {name} is left", lambda: not labelled(operator, name))
+    assert operator.document("addon", "down", name, "--yes")["changes"] == []
+
+
+def labelled(operator: Operator, name: str) -> str:
+    kubectl = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
+    kinds = f"{kubectl} api-resources --verbs=list -o name | grep -v '^componentstatuses$' | paste -sd,"
+    return operator.ssh("control-1", f'{kubectl} get "$({kinds})" -A -l gpunodes.dev/addon={name} -o name').strip()
+
+
+def refusal(operator: Operator, name: str) -> str:
+    """Why an add-on is not removed."""
+    return " ".join(operator.gpunodes("addon", "down", name, "--yes", code=1).stderr.split())
 
 
 def test_metrics_of_nodes_and_pods(operator: Operator) -> None:
@@ -116,6 +185,56 @@ def test_enforcement_ends_with_the_add_on(operator: Operator) -> None:
     assert reaches(operator, "client")
     operator.kubectl("delete", "pod", "server", "client", "stranger", "--grace-period=1")
     assert installed(operator) == set()
+
+
+def answered(operator: Operator, address: str) -> list[str]:
+    """The machines that get the page of the server at an address."""
+    read = f"curl -s --noproxy '*' -m 5 http://{address}:8080/"
+    return [machine for machine, lines in operator.each(MACHINES, read, code=None).items() if lines == ["served"]]
+
+
+def holders(operator: Operator, address: str) -> list[str]:
+    """The machines with an address."""
+    found = operator.each(MACHINES, f"ip -o -4 address show to {address}")
+    return [machine for machine, lines in found.items() if lines]
+
+
+def test_a_service_gets_an_address_for_which_one_node_answers(operator: Operator) -> None:
+    own = operator.kubectl("get", "node", "control-1", "-o", NODE_ADDRESS).strip()
+    subnet = ipaddress.ip_network(f"{own}/24", strict=False)
+    first, last = str(subnet[200]), str(subnet[201])
+    path = operator.folder / "inventory" / "host_vars" / "control-1.yml"
+    settings = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**settings, "gpunodes_load_balancer_addresses": [f"{first}-{last}"]}))
+    comes(operator, "load-balancer")
+    pods.start(operator, "server", IMAGE, SERVES, READY, nodeName="worker-1")
+    operator.kubectl("label", "pod", "server", "test=server")
+    operator.kubectl("wait", "--for=condition=Ready", "pod/server", "--timeout=180s")
+    operator.kubectl("expose", "pod", "server", "--type=LoadBalancer", "--port=8080")
+    given = "jsonpath={.status.loadBalancer.ingress[0].ip}"
+    until("the Service has an address", lambda: operator.kubectl("get", "svc", "server", "-o", given).strip())
+    address = operator.kubectl("get", "svc", "server", "-o", given).strip()
+    assert address in {first, last}
+    until("all machines reach it", lambda: set(MACHINES) == set(answered(operator, address)))
+    [holder] = holders(operator, address)
+    asked = f"kube-vip.io/loadbalancerIPs={subnet[254]}"
+    operator.kubectl("annotate", "svc", "server", asked, "--overwrite", code=1)
+    assert "there are Services of type LoadBalancer (server)" in refusal(operator, "load-balancer")
+    another_holder(operator, address, holder)
+    operator.kubectl("delete", "svc", "server")
+    until("no machine has the address", lambda: not holders(operator, address))
+    goes(operator, "load-balancer")
+    operator.kubectl("delete", "pod", "server", "--grace-period=1")
+    assert installed(operator) == set()
+
+
+def another_holder(operator: Operator, address: str, holder: str) -> None:
+    """Another node answers when the pod of the one that did has gone."""
+    found = f"spec.nodeName={holder}"
+    operator.kubectl("-n", "kube-vip", "delete", "pods", "-l", "app=kube-vip", "--field-selector", found)
+    until("all machines reach it again", lambda: set(MACHINES) == set(answered(operator, address)))
+    until("one machine has it", lambda: len(holders(operator, address)) == 1)
+    operator.gpunodes("addon", "verify", "load-balancer")
 
 
 def test_no_secret_leaks(operator: Operator) -> None:
