@@ -65,7 +65,7 @@ PARTS: Mapping[str, Part] = {
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
     "walkthroughs": Part(38, ("test_walkthroughs.py",)),
-    "addons": Part(32, ("test_addons.py",)),
+    "addons": Part(37, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
     "commands": Part(30, ("test_repair_commands.py",)),
 }

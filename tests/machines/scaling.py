@@ -100,9 +100,8 @@ def gone(operator: Operator, machine: str) -> bool:
 def prepare(operator: Operator, image: str, **settings: Any) -> None:
     """Two pools, h100 before t4, of gpu-1 and gpu-2, which have joined; the autoscaler is not installed yet."""
     # The lab names a pool for all GPU machines, which would go before their groups.
-    machines = (("h100", "gpu-1"), ("t4", "gpu-2"))
-    groups = {name: {"hosts": {machine: None}, "vars": {"gpunodes_pool": ""}} for name, machine in machines}
-    (operator.folder / "inventory" / "pools.yml").write_text(yaml.safe_dump(groups))
+    operator.group("h100", "gpu-1", gpunodes_pool="")
+    operator.group("t4", "gpu-2", gpunodes_pool="")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
     values = {**yaml.safe_load(variables.read_text()), **SETTINGS, "gpunodes_power_archive": image, **settings}
     variables.write_text(yaml.safe_dump(values))
