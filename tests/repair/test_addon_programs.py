@@ -7,6 +7,7 @@ long. No pods run here; what a kubelet would do, the test does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import json
 import os
@@ -305,19 +306,19 @@ def test_services_get_addresses_of_the_setting(server: ApiServer) -> None:
         read = server.call("GET", f"{services}/{name}")
         return str(read["metadata"].get("annotations", {}).get(asked, ""))
 
+    def is_kept(name: str) -> bool:
+        finalizers = server.call("GET", f"{services}/{name}")["metadata"].get("finalizers", [])
+        return "service.kubernetes.io/load-balancer-cleanup" in finalizers
+
     with running(server, "kube-vip-cloud-provider", argv, **environment) as log:
         for name in ("first", "second"):
             server.call("POST", services, service(name))
-        given = [until("it gets an address", lambda name=name: address(name)) for name in ("first", "second")]
+        given = [until("it gets an address", functools.partial(address, name)) for name in ("first", "second")]
         assert len(set(given)) == 2
         assert set(given) <= {"10.0.0.200", "10.0.0.201", "10.0.0.202", "10.0.0.203", "10.0.0.210"}
         server.call("POST", services, service("third", **{asked: "10.0.0.210"}))
-        finalizer = "service.kubernetes.io/load-balancer-cleanup"
         for name in ("first", "second", "third"):
-            until(
-                "it is kept until its address is given back",
-                lambda name=name: finalizer in str(server.call("GET", f"{services}/{name}")),
-            )
+            until("it is kept until its address is given back", functools.partial(is_kept, name))
             server.call("DELETE", f"{services}/{name}")
         until("they are gone", lambda: not of_type_load_balancer(server))
         assert "forbidden" not in log.read_text()
