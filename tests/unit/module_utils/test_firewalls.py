@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from gpunodes.ansible.module_utils import ledger, packages, undo
@@ -501,7 +501,7 @@ def test_docker_is_recorded_before_its_packages() -> None:
 
     changes = Changes(Spec(forwards=True))
     sources = Sources(changes)
-    sources.manager = Manager()
+    sources.manager = cast("packages.Manager", Manager())
     installation._install(changes, sources, {"docker.io": "26.1.5"})
     assert noted == [True]
 
