@@ -176,8 +176,8 @@ class Apt:
         half = run(["dpkg", "--audit"]).out.strip()
         if not half:
             return False
-        # It fails for a package without one that it depends on (after a full disk), which apt installs, and for one that
-        # fails again, such as a driver that does not build. Whatever is still wrong, the next installation reports.
+        # It fails for a package without one that it depends on (after a full disk), which apt installs, and for one
+        # that fails again, such as a driver that does not build. What is still wrong, the next installation reports.
         run(
             ["dpkg", "--configure", "-a", "--force-confdef", "--force-confold"],
             INSTALL_LIMIT_S,
