@@ -13,6 +13,7 @@ description:
   - Queries the kubelets of all Ready nodes that gpunodes joined or verified for their configuration (C(/configz)),
     through the API with the administrator's kubeconfig on the machine; several at once, each for a few seconds.
   - Never changes anything, and never fails because of a kubelet or the API.
+options: {}
 attributes:
   check_mode:
     support: full
