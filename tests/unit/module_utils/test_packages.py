@@ -135,12 +135,14 @@ def test_an_installation_that_lacks_a_dependency_is_finished(monkeypatch: pytest
     ran: list[str] = []
 
     def run(argv: Sequence[str], *_: object, **__: object) -> CommandResult:
-        known = [each for each in argv if each in {"--audit", "--configure", "--fix-broken"}]
+        known = [each for each in argv if each in {"--audit", "--configure", "check", "--fix-broken"}]
         ran.append(" ".join([argv[0], *known]))
         if "--audit" in argv:
             return CommandResult(tuple(argv), 0, " kubelet              Node agent\n", "")
         if "--configure" in argv:
             return CommandResult(tuple(argv), 1, "", UNCONFIGURED)
+        if "check" in argv:
+            return CommandResult(tuple(argv), 100, "", "E: Unmet dependencies.")
         return CommandResult(tuple(argv), 0 if works else 100, "", "" if works else "E: Unmet dependencies.")
 
     monkeypatch.setattr(packages, "run", run)
@@ -149,7 +151,7 @@ def test_an_installation_that_lacks_a_dependency_is_finished(monkeypatch: pytest
     else:
         with pytest.raises(MachineProblem, match=r"apt-get install --fix-broken failed: .*Unmet dependencies"):
             packages.Apt().finish_interrupted()
-    assert ran == ["dpkg --audit", "dpkg --configure", "apt-get --fix-broken"]
+    assert ran == ["dpkg --audit", "dpkg --configure", "apt-get check", "apt-get --fix-broken"]
 
 
 def test_dnf_transaction() -> None:
