@@ -1,8 +1,7 @@
 """A cluster that kubeadm made by hand: looked at and adopted, joined to, and its GPU node repaired with its kubeconfig.
 
 The packages, with the driver of the stand-in GPUs, are those of `prepare`, whose ledger is deleted: nothing on the
-machines says that gpunodes was there. The network add-on is a bridge with routes, which gpunodes does not know. Not run
-yet since its worker has GPUs.
+machines says that gpunodes was there. The network add-on is a bridge with routes, which gpunodes does not know.
 """
 
 from __future__ import annotations
