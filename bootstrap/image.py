@@ -143,7 +143,7 @@ def install(wheel: Path, python: str, folder: Path) -> None:
     """Install the wheel with the locked packages for that version of Python."""
     version, digest = wheel.name.split("-")[1], hashlib.sha256(wheel.read_bytes()).hexdigest()
     request = folder / "request.txt"
-    request.write_text(f"gpunodes[autoscale]=={version} --hash=sha256:{digest}\n")
+    request.write_text(f"gpunodes[autoscale,kubeconfig]=={version} --hash=sha256:{digest}\n")
     site = folder / _SITE
     run(
         [

@@ -112,12 +112,12 @@ class Operator:
             assert time.monotonic() < deadline, f"no line with {text!r}"
         pytest.fail(f"the command ended before {text!r}")
 
-    def ssh(self, machine: str, command: str, code: int | None = 0) -> str:
+    def ssh(self, machine: str, command: str, code: int | None = 0, limit_s: float = SHORT) -> str:
         """Run a shell command on a machine as root; returns its output. With ``code`` None any exit code is accepted.
 
         An unreachable machine gives no output either, so it always fails the test.
         """
-        done = self.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}")
+        done = self.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}", limit_s=limit_s)
         assert done.returncode != UNREACHABLE, done.stderr
         if code is not None:
             assert done.returncode == code, done.stdout + done.stderr
@@ -178,8 +178,18 @@ class Operator:
         assert done.returncode == 0, done.stderr
 
     def setting(self, name: str) -> Any:
-        """A variable of all machines in the lab's inventory."""
-        return yaml.safe_load((self.folder / "inventory/group_vars/all.yml").read_text())[name]
+        """A variable of all machines in the lab's inventory, else the default of that setting."""
+        defaults = (CHECKOUT / "roles/settings/defaults/main.yml").read_text()
+        given = (self.folder / "inventory/group_vars/all.yml").read_text()
+        return {**yaml.safe_load(defaults), **yaml.safe_load(given)}[name]
+
+    def group(self, name: str, *machines: str, **variables: Any) -> None:
+        """Let a group of the inventory have these machines and variables. Of its files of groups, commands read one."""
+        path = self.folder / "inventory" / "hosts.yml"
+        mark, _, text = path.read_text().partition("\n")
+        found = yaml.safe_load(text)
+        found["all"]["children"][name] = {"hosts": {machine: {} for machine in machines}, "vars": variables}
+        path.write_text(f"{mark}\n{yaml.safe_dump(found, sort_keys=False)}")
 
     def tokens(self) -> list[str]:
         """One "token" for each bootstrap token in the cluster."""
@@ -359,12 +369,13 @@ systemctl show -p ActiveEnterTimestampMonotonic kubelet containerd
 """
 
 # State that a reset must restore: the same without times, with interfaces, mounts, rules and settings. Files such as
-# group- and passwd- are the system's backups of earlier versions.
+# group-, passwd- and those of ucf with a number are the system's backups of earlier versions.
 BARE = r"""
 dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | sort; apt-mark showhold
 find /etc /opt /usr/local /var/lib -maxdepth 6 -xdev ! -path '/var/lib/dpkg/*' ! -path '/var/lib/apt/*' \
   ! -path '/var/lib/systemd/*' ! -path /etc/resolv.conf ! -path /etc/ld.so.cache ! -path '/var/lib/dhcp/*' \
-  ! -path '/var/lib/private*' ! -path /etc/group- ! -path /etc/gshadow- -printf '%y %p %m\n' | sort
+  ! -path '/var/lib/private*' ! -path '/var/lib/ucf/*.[0-9]' ! -path /etc/group- ! -path /etc/gshadow- \
+  -printf '%y %p %m\n' | sort
 cd /etc && find . -xdev -type f ! -name 'ld.so.cache' ! -name 'resolv.conf' ! -name group- ! -name gshadow- \
   ! -name passwd- ! -name shadow- -exec sha256sum {} + | sort -k2
 ip -o link | cut -d' ' -f2; ip route

@@ -53,7 +53,7 @@ PARTS: Mapping[str, Part] = {
     "pool": Part(38, ("test_pool.py",)),
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
-    "backup": Part(38, ("test_backup.py",)),
+    "backup": Part(39, ("test_backup.py",)),
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "upgrade": Part(38, ("test_upgrade.py",)),
     "control-planes": Part(36, ("test_control_planes.py",)),
@@ -65,7 +65,7 @@ PARTS: Mapping[str, Part] = {
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(37, ("test_scaling_reboot.py",)),
     "walkthroughs": Part(38, ("test_walkthroughs.py",)),
-    "addons": Part(32, ("test_addons.py",)),
+    "addons": Part(37, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
     "commands": Part(30, ("test_repair_commands.py",)),
 }

@@ -17,6 +17,8 @@ GPU = ("gpu-1", "gpu-2")
 IDLE_S, BOOT_S = 60, 1200
 WAIT_S = 1500.0
 """Seconds for a boot, or a shutdown, of an emulated machine beside two others."""
+GPU_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
+"""An image with the libraries that nvidia-smi needs."""
 SETTINGS = {
     "gpunodes_pools": {"h100": {"max": 1, "priority": 50}, "t4": {"max": 1, "priority": 10}},
     "gpunodes_autoscale_idle_timeout": IDLE_S,
@@ -46,12 +48,17 @@ def power_of(operator: Operator, machine: str) -> str:
 
 
 def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> float:
-    """Seconds until something is seen."""
-    began = time.monotonic()
-    while not seen():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
+    """Seconds until something is seen. A question that fails is repeated: an API server under load refuses some."""
+    began, failure = time.monotonic(), ""
+    while True:
+        try:
+            if seen():
+                break
+        except (AssertionError, ValueError, subprocess.TimeoutExpired) as error:
+            failure = f"; at {time.monotonic() - began:.0f} s: {error}"
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}{failure}"
         time.sleep(3)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
+    print(f"{what}: {time.monotonic() - began:.0f} s{failure}")
     return time.monotonic() - began
 
 
@@ -67,7 +74,7 @@ def phases(operator: Operator) -> dict[str, str]:
 def job(operator: Operator, name: str, **spec: Any) -> None:
     """A pod that wants both GPUs of a node, and lists them."""
     limits = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
-    pods.start(operator, name, operator.setting("gpunodes_ready_image"), "nvidia-smi -L; sleep 86400", limits, **spec)
+    pods.start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 86400", limits, **spec)
 
 
 def runs_on(operator: Operator, name: str) -> str:
@@ -76,14 +83,25 @@ def runs_on(operator: Operator, name: str) -> str:
     return str(found["spec"].get("nodeName", "")) if found["status"]["phase"] == "Running" else ""
 
 
+def is_ready(operator: Operator, name: str) -> bool:
+    query = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
+    return operator.kubectl("get", "node", name, "-o", query).strip() == "True"
+
+
+def are_off(operator: Operator) -> bool:
+    """Both were idle, are off, and the power server knows."""
+    return all(gone(operator, machine) for machine in GPU) and phases(operator) == dict.fromkeys(GPU, "off")
+
+
 def gone(operator: Operator, machine: str) -> bool:
     return machine not in nodes(operator) and power_of(operator, machine) == "off"
 
 
 def prepare(operator: Operator, image: str, **settings: Any) -> None:
     """Two pools, h100 before t4, of gpu-1 and gpu-2, which have joined; the autoscaler is not installed yet."""
-    groups = {name: {"hosts": {machine: None}} for name, machine in (("h100", "gpu-1"), ("t4", "gpu-2"))}
-    (operator.folder / "inventory" / "pools.yml").write_text(yaml.safe_dump(groups))
+    # The lab names a pool for all GPU machines, which would go before their groups.
+    operator.group("h100", "gpu-1", gpunodes_pool="")
+    operator.group("t4", "gpu-2", gpunodes_pool="")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
     values = {**yaml.safe_load(variables.read_text()), **SETTINGS, "gpunodes_power_archive": image, **settings}
     variables.write_text(yaml.safe_dump(values))

@@ -5,9 +5,12 @@ The mirror has their images (`lab up --images addons`). metrics-server verifies 
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from collections.abc import Callable
 from typing import Any
+
+import yaml
 
 from . import pods
 from .conftest import LabSpec, Operator, search_for_secrets
@@ -24,7 +27,12 @@ IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 FOLDER = "/opt/local-path-provisioner"
 WAIT_S = 300.0
 """Seconds for what controllers and add-ons do on emulated machines."""
+# A slow API server logs the names of their events, POD.TIME. With six letters before the point that looks like a token.
+SERVER, ALLOWED = "page", "allowed"
 SERVES = "mkdir /tmp/www && echo served >/tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
+READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
+"""Of a container that runs ``SERVES``."""
+NODE_ADDRESS = "jsonpath={.status.addresses[?(@.type=='InternalIP')].address}"
 VOLUME: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "scratch"}}]}
 MOUNT: dict[str, Any] = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
 CLAIM = """
@@ -136,39 +144,39 @@ def test_a_claim_is_a_folder_of_the_node_of_its_pod(operator: Operator) -> None:
 
 def reaches(operator: Operator, pod: str) -> bool:
     """Whether a pod gets the page of the server, which is on another node."""
-    address = operator.kubectl("get", "pod", "server", "-o", "jsonpath={.status.podIP}").strip()
+    address = operator.kubectl("get", "pod", SERVER, "-o", "jsonpath={.status.podIP}").strip()
     got = operator.kubectl("exec", pod, "--", "wget", "-q", "-T", "5", "-O", "-", f"http://{address}:8080/", code=None)
     return got.strip() == "served"
 
 
 def test_without_enforcement_a_policy_stops_nothing(operator: Operator) -> None:
     """Otherwise the next test proves nothing."""
-    probe = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
-    pods.start(operator, "server", IMAGE, SERVES, probe, nodeName="worker-1")
-    for name in ("client", "stranger"):
+    pods.start(operator, SERVER, IMAGE, SERVES, READY, nodeName="worker-1")
+    for name in (ALLOWED, "stranger"):
         pods.start(operator, name, IMAGE, "sleep 86400", {}, nodeName="worker-2")
-    operator.kubectl("wait", "--for=condition=Ready", "pod/server", "pod/client", "pod/stranger", "--timeout=180s")
-    operator.kubectl("label", "pod", "server", "test=server")
-    operator.kubectl("label", "pod", "client", "test=client")
+    names = [f"pod/{name}" for name in (SERVER, ALLOWED, "stranger")]
+    operator.kubectl("wait", "--for=condition=Ready", *names, "--timeout=180s")
+    operator.kubectl("label", "pod", SERVER, "test=server")
+    operator.kubectl("label", "pod", ALLOWED, "test=client")
     apply(operator, DENY)
-    assert reaches(operator, "client")
+    assert reaches(operator, ALLOWED)
 
 
 def test_a_policy_stops_packets_of_other_pods(operator: Operator) -> None:
     comes(operator, "network-policy")
-    until("the policy is enforced", lambda: not reaches(operator, "client"))
+    until("the policy is enforced", lambda: not reaches(operator, ALLOWED))
     assert not reaches(operator, "stranger")
     apply(operator, ALLOW)
-    until("the allowed pod reaches the server", lambda: reaches(operator, "client"))
+    until("the allowed pod reaches the server", lambda: reaches(operator, ALLOWED))
     assert not reaches(operator, "stranger")
     agents = ("-n", "kube-system", "delete", "pods", "-l", "k8s-app=kube-network-policies", "--wait=true")
     operator.kubectl(*agents)
     operator.gpunodes("addon", "verify", "network-policy")
-    until("new agents let the allowed pod pass", lambda: reaches(operator, "client"))
+    until("new agents let the allowed pod pass", lambda: reaches(operator, ALLOWED))
     assert not reaches(operator, "stranger")
     # The kubelet's probes are not packets of a pod.
     ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
-    assert operator.kubectl("get", "pod", "server", "-o", ready).strip() == "True"
+    assert operator.kubectl("get", "pod", SERVER, "-o", ready).strip() == "True"
 
 
 def test_enforcement_ends_with_the_add_on(operator: Operator) -> None:
@@ -177,9 +185,59 @@ def test_enforcement_ends_with_the_add_on(operator: Operator) -> None:
     until("all pods reach the server", lambda: reaches(operator, "stranger"))
     goes(operator, "network-policy")
     # Its rules stay in the kernel until the next boot; without policies they concern no pod.
-    assert reaches(operator, "client")
-    operator.kubectl("delete", "pod", "server", "client", "stranger", "--grace-period=1")
+    assert reaches(operator, ALLOWED)
+    operator.kubectl("delete", "pod", SERVER, ALLOWED, "stranger", "--grace-period=1")
     assert installed(operator) == set()
+
+
+def answered(operator: Operator, address: str) -> list[str]:
+    """The machines that get the page of the server at an address."""
+    read = f"curl -s --noproxy '*' -m 5 http://{address}:8080/"
+    return [machine for machine, lines in operator.each(MACHINES, read, code=None).items() if lines == ["served"]]
+
+
+def holders(operator: Operator, address: str) -> list[str]:
+    """The machines with an address."""
+    found = operator.each(MACHINES, f"ip -o -4 address show to {address}")
+    return [machine for machine, lines in found.items() if lines]
+
+
+def test_a_service_gets_an_address_for_which_one_node_answers(operator: Operator) -> None:
+    own = operator.kubectl("get", "node", "control-1", "-o", NODE_ADDRESS).strip()
+    subnet = ipaddress.ip_network(f"{own}/24", strict=False)
+    first, last = str(subnet[200]), str(subnet[201])
+    path = operator.folder / "inventory" / "host_vars" / "control-1.yml"
+    settings = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**settings, "gpunodes_load_balancer_addresses": [f"{first}-{last}"]}))
+    comes(operator, "load-balancer")
+    pods.start(operator, SERVER, IMAGE, SERVES, READY, nodeName="worker-1")
+    operator.kubectl("label", "pod", SERVER, "test=server")
+    operator.kubectl("wait", "--for=condition=Ready", f"pod/{SERVER}", "--timeout=180s")
+    operator.kubectl("expose", "pod", SERVER, "--type=LoadBalancer", "--port=8080")
+    given = "jsonpath={.status.loadBalancer.ingress[0].ip}"
+    until("the Service has an address", lambda: operator.kubectl("get", "svc", SERVER, "-o", given).strip())
+    address = operator.kubectl("get", "svc", SERVER, "-o", given).strip()
+    assert address in {first, last}
+    until("all machines reach it", lambda: set(MACHINES) == set(answered(operator, address)))
+    [holder] = holders(operator, address)
+    asked = f"kube-vip.io/loadbalancerIPs={subnet[254]}"
+    operator.kubectl("annotate", "svc", SERVER, asked, "--overwrite", code=1)
+    assert f"there are Services of type LoadBalancer ({SERVER})" in refusal(operator, "load-balancer")
+    another_holder(operator, address, holder)
+    operator.kubectl("delete", "svc", SERVER)
+    until("no machine has the address", lambda: not holders(operator, address))
+    goes(operator, "load-balancer")
+    operator.kubectl("delete", "pod", SERVER, "--grace-period=1")
+    assert installed(operator) == set()
+
+
+def another_holder(operator: Operator, address: str, holder: str) -> None:
+    """Another node answers when the pod of the one that did has gone."""
+    found = f"spec.nodeName={holder}"
+    operator.kubectl("-n", "kube-vip", "delete", "pods", "-l", "app=kube-vip", "--field-selector", found)
+    until("all machines reach it again", lambda: set(MACHINES) == set(answered(operator, address)))
+    until("one machine has it", lambda: len(holders(operator, address)) == 1)
+    operator.gpunodes("addon", "verify", "load-balancer")
 
 
 def test_no_secret_leaks(operator: Operator) -> None:

@@ -264,6 +264,34 @@ def test_requested_cuda_versions_are_installed(operator: Operator) -> None:
         assert f"release {version}" in operator.ssh("gpu-2", f"/usr/local/cuda-{version}/bin/nvcc --version")
 
 
+def kubelets(operator: Operator) -> dict[str, list[str]]:
+    """How kubelets differ from their settings, by machine, as `status` says."""
+    return {
+        each["machine"]: [one["text"] for one in each["differences"] if one["kind"] == "kubelet"]
+        for each in operator.document("status")["drift"]
+        if any(one["kind"] == "kubelet" for one in each["differences"])
+    }
+
+
+def test_a_changed_feature_gate_is_shown_until_it_is_applied(operator: Operator) -> None:
+    """`status` and `preflight` show it; `join`, as `up`, applies it, and removes a gate that the settings drop."""
+    assert kubelets(operator) == {}
+    write_settings(operator, "gpu-1", gpunodes_feature_gates={"ContainerCheckpoint": False})
+    text = "kubelet feature gate ContainerCheckpoint is not set, the settings say false"
+    assert kubelets(operator) == {"gpu-1": [text]}
+    found = [each for each in operator.document("preflight", "gpu-1")["findings"] if each["check"] == "drift"]
+    assert [(each["machine"], text in each["fact"]) for each in found] == [("gpu-1", True)]
+    operator.gpunodes("join", "gpu-1", "--driver", "580")
+    assert kubelets(operator) == {}
+    write_settings(operator, "gpu-1")
+    text = "kubelet feature gate ContainerCheckpoint is false, neither the settings nor the cluster set it"
+    shown = " ".join(operator.gpunodes("status").stdout.split())
+    assert f"drift: gpu-1: {text}" in shown
+    assert "`gpunodes up` applies the kubelets' settings" in shown
+    operator.gpunodes("join", "gpu-1", "--driver", "580")
+    assert kubelets(operator) == {}
+
+
 def test_reset_leaves_nothing(operator: Operator) -> None:
     operator.gpunodes("remove", "--yes", "gpu-1", "gpu-2")
     for machine in GPU:

@@ -80,8 +80,11 @@ def test_a_prepared_machine_survives_a_boot(operator: Operator) -> None:
     while operator.lab("ssh", "worker-1", BOOT).stdout in {"", boot}:
         assert time.monotonic() < deadline
         time.sleep(3)
+    # sshd responds before containerd does.
+    while "kube-proxy" not in operator.ssh("worker-1", IMAGES, code=None):
+        assert time.monotonic() < deadline
+        time.sleep(3)
     assert operator.ssh("worker-1", KUBELET).split() == ["inactive", "disabled"]
-    assert "kube-proxy" in operator.ssh("worker-1", IMAGES)
     document = operator.document("prepare", "worker-1", "-i", ALONE)
     assert [machine["outcome"] for machine in document["machines"]] == ["unchanged"]
     _packages.extend(lines(operator.ssh("worker-1", PACKAGES)))

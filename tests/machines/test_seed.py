@@ -11,7 +11,7 @@ import yaml
 from .conftest import LabSpec, Operator
 
 LAB = LabSpec("debian13", workers=1)
-USER = "operator"
+USER = "deployer"
 HOSTNAME = "seeded-1"
 LIMIT_S = 900.0
 """An emulated machine needs minutes for cloud-init."""
@@ -66,11 +66,13 @@ def test_a_seeded_machine_passes_preflight(operator: Operator) -> None:
 def test_it_has_that_user_only_and_accepts_no_password(operator: Operator) -> None:
     key, host = operator.folder / "seed-key", address(operator)
     settings = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "IdentitiesOnly=yes")
-    options = [word for setting in settings for word in ("-o", setting)]
+    options = [word for setting in (*settings, "BatchMode=yes") for word in ("-o", setting)]
 
     def ssh(user: str, command: str, *more: str) -> subprocess.CompletedProcess[str]:
         argv = ["ssh", "-F", "none", *more, *options, "-i", str(key), f"{user}@{host}", command]
-        return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=120)
+        return subprocess.run(
+            argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, timeout=LIMIT_S
+        )
 
     waited = ssh(USER, "cloud-init status --wait >/dev/null; hostname; sudo -n id -u; cat /proc/swaps | wc -l")
     assert waited.stdout.split() == [HOSTNAME, "0", "1"], waited.stderr
@@ -78,7 +80,7 @@ def test_it_has_that_user_only_and_accepts_no_password(operator: Operator) -> No
     assert users == [USER]
     assert ssh("admin", "true").returncode
     assert ssh("root", "true").returncode
-    methods = ssh(USER, "true", "-o", "PubkeyAuthentication=no", "-o", "BatchMode=yes")
+    methods = ssh(USER, "true", "-o", "PubkeyAuthentication=no")
     assert methods.returncode
     assert "password" not in methods.stderr
-    assert ssh(USER, "sudo -n passwd --status operator").stdout.split()[1] == "L"
+    assert ssh(USER, f"sudo -n passwd --status {USER}").stdout.split()[1] == "L"

@@ -11,12 +11,17 @@ from typing import Any
 import yaml
 
 from . import pods, unhealthy
-from .conftest import BARE, STATE, LabSpec, Operator, lines, wait_for_nodes
+from .conftest import BARE, LONG, STATE, LabSpec, Operator, lines, wait_for_nodes
 
-LAB = LabSpec("debian13", workers=1, up_options=("--data-disk",))
+LAB = LabSpec("debian13", workers=1, up_options=("--data-disk", "--docker"))
 MACHINES = ("control-1", "worker-1")
 IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
-LABEL = "blkid -o value -s LABEL /dev/vdb"
+DATA = "LABEL=data"
+"""The data disk in /etc/fstab."""
+# systemd waits 90 s for the disk that is away; a socket may start its service again, which waits again.
+WAIT = "timeout 150 sh -c 'while systemctl list-jobs --no-legend | grep -q absent; do sleep 3; done'"
+JOIN_LIMIT_S = 3000.0
+"""Docker unpacks the images on one emulated processor."""
 # A derivative of Debian: its packages are Debian's, its name and version are its own.
 DERIVATIVE = """PRETTY_NAME="Tux 7"
 NAME="Tux"
@@ -52,11 +57,12 @@ def states(operator: Operator, machine: str, *services: str) -> list[str]:
 
 def test_the_machines_as_their_administrator_left_them(operator: Operator) -> None:
     install = (
-        "{ apt-get -qq update && apt-get -qqy install %s && apt-get -qqy purge systemd-timesyncd; } >/dev/null 2>&1"
+        "{ apt-get -qq update && apt-get -qqy install %s && apt-get -qqy purge systemd-timesyncd; } >/run/apt.log 2>&1"
+        " || { tail -n 30 /run/apt.log >&2; exit 1; }"
     )
-    operator.ssh("control-1", install % "ufw")
+    operator.ssh("control-1", install % "ufw", limit_s=LONG)
     operator.ssh("control-1", "ufw allow 22/tcp && ufw default deny incoming && ufw --force enable")
-    operator.ssh("worker-1", install % "firewalld")
+    operator.ssh("worker-1", install % "firewalld", limit_s=LONG)
     operator.ssh("worker-1", "systemctl enable --now firewalld && firewall-cmd --list-services | grep -w ssh")
     operator.ssh("worker-1", f"rm /etc/os-release && cat >/etc/os-release <<'END'\n{DERIVATIVE}END")
     # As administrators write it: a machine without its data comes up.
@@ -79,9 +85,10 @@ def test_one_machine_behind_ufw_is_a_cluster(operator: Operator) -> None:
     assert node == "control-1"
     assert "Address" in log
     rules = operator.ssh("control-1", "ufw status")
+    assert "Status: active" in rules
     assert "6443/tcp" in rules
     assert rules.count("# gpunodes") >= 3
-    assert states(operator, "control-1", "systemd-timesyncd", "ufw") == ["active", "active"]
+    assert states(operator, "control-1", "systemd-timesyncd") == ["active"]
 
 
 def test_a_system_that_no_row_knows_is_refused_or_treated_as_the_nearest(operator: Operator) -> None:
@@ -101,13 +108,15 @@ def test_a_system_that_no_row_knows_is_refused_or_treated_as_the_nearest(operato
 def test_a_disk_that_fills_up_is_the_first_cause(operator: Operator) -> None:
     """The folder into which kubernetes-cni unpacks is full: dpkg itself reports the package, and an exit code."""
     operator.ssh("worker-1", "mkdir -p /opt/cni && mount -t tmpfs -o size=64k tmpfs /opt/cni")
-    done = operator.gpunodes("join", "worker-1", code=1)
+    done = operator.gpunodes("join", "worker-1", code=1, limit_s=JOIN_LIMIT_S)
     operator.ssh("worker-1", "umount /opt/cni && rmdir /opt/cni")
     assert "No space left on device" in done.stdout
+    assert "/opt/cni" in done.stdout
 
 
 def test_a_worker_with_docker_joins_behind_firewalld(operator: Operator) -> None:
-    operator.gpunodes("join", "worker-1", limit_s=3000)
+    """After dpkg unpacked the kubelet without the package that it depends on."""
+    operator.gpunodes("join", "worker-1", limit_s=JOIN_LIMIT_S)
     policies = operator.ssh("worker-1", "firewall-cmd --get-policies").split()
     assert {"gpunodes-input", "gpunodes-forward"} <= {*policies}
     assert states(operator, "worker-1", "systemd-timesyncd", "firewalld") == ["active", "active"]
@@ -136,14 +145,17 @@ def test_a_second_run_changes_nothing(operator: Operator) -> None:
 
 
 def test_without_its_data_disk_a_node_starts_nothing_on_the_root_disk(operator: Operator) -> None:
-    label = operator.ssh("worker-1", LABEL).strip()
-    operator.ssh("worker-1", "e2label /dev/vdb absent")
+    fstab = operator.ssh("worker-1", "cat /etc/fstab")
+    assert fstab.count(DATA) == 1
+    operator.ssh("worker-1", f"sed -i s/{DATA}/LABEL=absent/ /etc/fstab")
     reboot(operator, "worker-1")
+    operator.ssh("worker-1", WAIT, code=None)
     assert not operator.ssh("worker-1", "findmnt -no SOURCE /data", code=None)
     assert "active" not in states(operator, "worker-1", "kubelet", "docker", "cri-docker")
     for folder in ("/var/lib/docker", "/var/lib/kubelet"):
         assert not operator.ssh("worker-1", f"find {folder} -xdev -type f").split(), folder
-    operator.ssh("worker-1", f"e2label /dev/vdb {label}")
+    operator.ssh("worker-1", f"sed -i s/LABEL=absent/{DATA}/ /etc/fstab")
+    assert operator.ssh("worker-1", "cat /etc/fstab") == fstab
     reboot(operator, "worker-1")
     wait_for_nodes(operator, MACHINES)
 

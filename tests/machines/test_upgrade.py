@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import time
 
@@ -25,6 +26,14 @@ def playbook(operator: Operator, *words: str) -> list[str]:
     """The command line of the playbook for the target of this test."""
     target = operator.document("upgrade", "plan", "1.36")["target"]
     return ["playbook", "upgrade", "-e", f"upgrade_target={target}", *words]
+
+
+def wait_until(operator: Operator, machine: str, command: str, why: str) -> None:
+    """Wait until a shell command succeeds on a machine, as root."""
+    deadline = time.monotonic() + LONG
+    while operator.lab("ssh", machine, f"sudo sh -c {shlex.quote(command)}").returncode:
+        assert time.monotonic() < deadline, why
+        time.sleep(1)
 
 
 def versions(operator: Operator) -> dict[str, str]:
@@ -66,16 +75,17 @@ def test_a_killed_upgrade_of_the_control_plane_is_continued(operator: Operator) 
     assert operator.ssh("worker-1", "kubelet --version").startswith("Kubernetes v1.35")
     words = playbook(operator, "--tags", "apply", "-e", '{"upgrade_parts": ["control_plane"]}')
     running = operator.start(*words)
-    deadline = time.monotonic() + LONG
     # The new API server's manifest is there: etcd is done, the others are not.
     wanted = "grep -q kube-apiserver:v1.36 /etc/kubernetes/manifests/kube-apiserver.yaml"
-    while operator.lab("ssh", "control-1", wanted).returncode:
-        assert time.monotonic() < deadline, "kubeadm has not replaced the API server"
-        time.sleep(1)
+    wait_until(operator, "control-1", wanted, "kubeadm has not replaced the API server")
     operator.ssh("control-1", "pkill -KILL -x kubeadm")
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     assert json.loads(operator.ssh("control-1", "cat /var/lib/gpunodes/ledger.json"))["upgrade"] == "apply"
+    # An emulated machine starts an API server in minutes; the playbook waits one for it.
+    kubectl = "kubectl --kubeconfig /etc/kubernetes/admin.conf get --raw"
+    ready = f"{kubectl} /version | grep -q v1.36 && {kubectl} /readyz"
+    wait_until(operator, "control-1", ready, "the new API server does not start")
     operator.gpunodes(*words)
     assert json.loads(operator.ssh("control-1", "cat /var/lib/gpunodes/ledger.json"))["upgrade"] == ""
     assert operator.document("status")["version"].startswith("v1.36")
@@ -112,7 +122,8 @@ def test_a_worker_returns_to_its_older_kubelet(operator: Operator) -> None:
     while versions(operator)["worker-1"] != "v1.35":
         assert time.monotonic() < deadline
         time.sleep(5)
-    assert operator.kubectl("get", "node", "worker-1", "--no-headers").split()[1] == "Ready"
+    # A kubelet that has just started is not ready for some seconds.
+    operator.kubectl("wait", "--for=condition=Ready", "node/worker-1", "--timeout=180s")
     assert lines(operator.ssh("worker-1", "apt-mark showhold | grep -c ^kube")) == ["2"]
     assert (
         "cannot return"
@@ -131,7 +142,7 @@ def test_a_node_keeps_an_older_runtime_until_it_is_upgraded(operator: Operator) 
         "apt-get download -qq -oAPT::Sandbox::User=root containerd; dpkg-deb -R containerd_*.deb tree; "
         f"sed -i 's/^Version: .*/Version: {older}/' tree/DEBIAN/control; "
         f"file=/var/cache/apt/archives/containerd_{older}_$(dpkg --print-architecture).deb; "
-        "dpkg-deb -b tree $file; dpkg -i --force-downgrade --force-confold --force-hold $file; "
+        "dpkg-deb -Znone -b tree $file; dpkg -i --force-downgrade --force-confold --force-hold $file; "
         "apt-mark hold containerd; cd /; rm -r /root/older",
     )
     results = operator.document("up", "--kubernetes-version", "1.36", "--dry-run")["machines"]
@@ -143,10 +154,7 @@ def test_a_node_keeps_an_older_runtime_until_it_is_upgraded(operator: Operator) 
 
 def test_a_killed_upgrade_of_the_runtime_is_resumed(operator: Operator) -> None:
     running = operator.start("runtime", "upgrade", "worker-1", "--yes")
-    deadline = time.monotonic() + LONG
-    while operator.lab("ssh", "worker-1", "test -e /var/cache/gpunodes/runtime/set.json").returncode:
-        assert time.monotonic() < deadline, "nothing was downloaded"
-        time.sleep(1)
+    wait_until(operator, "worker-1", "test -e /var/cache/gpunodes/runtime/set.json", "nothing was downloaded")
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
     operator.gpunodes("rollout", "resume")

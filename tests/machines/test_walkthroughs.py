@@ -103,7 +103,7 @@ def test_the_guide_of_2017_makes_a_cluster(operator: Operator) -> None:
 
 
 def test_the_guides_pod_gets_a_gpu(operator: Operator) -> None:
-    kubectl(operator, "wait", "--for=condition=Complete", "job/gpu-job", "--timeout=300s")
+    kubectl(operator, "wait", "--for=condition=Complete", "job/gpu-job", "--timeout=220s")
     assert "NVIDIA-SMI" in kubectl(operator, "logs", "job/gpu-job")
     kubectl(operator, "delete", "job", "gpu-job", "--wait=true")
 

@@ -23,7 +23,8 @@ def serve(operator: Operator) -> None:
         "name": "web",
         "image": IMAGE,
         "command": ["busybox", "sh", "-c", "echo hello >/tmp/index.html; exec busybox httpd -f -p 8080 -h /tmp"],
-        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1},
+        # Within a second an emulated machine under load does not always answer.
+        "readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 5},
         # A request that began is answered; kube-proxy forgets the pod meanwhile.
         "lifecycle": {"preStop": {"exec": {"command": ["busybox", "sleep", "10"]}}},
     }

@@ -63,7 +63,7 @@ def test_programs_run(unpacked: Path) -> None:
     assert version in run(unpacked, "gpunodes", "--version")
     assert "OpenSSH" in run(unpacked, "ssh", "-V")
     assert "ipmitool" in run(unpacked, "ipmitool", "-V")
-    modules = "grpc, google.protobuf, sushy, paramiko, cryptography.x509, yaml, ssl"
+    modules = "grpc, google.protobuf, kubernetes, sushy, paramiko, cryptography.x509, yaml, ssl"
     code = f"import {modules}; print(len(ssl.create_default_context().get_ca_certs()))"
     assert int(run(unpacked, "python", "-c", code)) > 100
 

@@ -157,6 +157,7 @@ def test_the_list_of_contents_has_what_is_in_the_image() -> None:
     assert {
         "pkg:pypi/ansible-core",
         "pkg:pypi/grpcio",
+        "pkg:pypi/kubernetes",
         "pkg:deb/debian/openssh-client",
         "pkg:deb/debian/libc6",
     } <= names

@@ -160,6 +160,8 @@ def free_port() -> int:
 
 def _certificates(folder: Path) -> None:
     key = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    # As kubeadm's certificates have it; Python 3.13 wants it. For openssl all of these are authorities.
+    key += ["-addext", "keyUsage=critical,digitalSignature,keyEncipherment,keyCertSign"]
     signing = ["-CA", str(folder / "ca.crt"), "-CAkey", str(folder / "ca.key")]
     for name, subject, more in (
         ("ca", "/CN=ca", []),

@@ -7,6 +7,7 @@ long. No pods run here; what a kubelet would do, the test does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.server
 import json
 import os
@@ -252,6 +253,22 @@ def test_local_path_makes_a_volume_with_a_pod_on_the_node(server: ApiServer) -> 
         assert "/opt/local-path-provisioner/" in json.dumps(volume["spec"])
 
 
+def test_node_exporter_takes_its_arguments(server: ApiServer) -> None:
+    """It reads this machine instead of the folders of a pod."""
+    path = program("node-exporter", "node_exporter")
+    words = container(with_settings("monitoring"), "node-exporter")["args"]
+    port = apiserver.free_port()
+    own = [
+        word.replace("/host/root", "/").replace("/host/", "/").replace("=:9100", f"=127.0.0.1:{port}") for word in words
+    ]
+    with running(server, "node-exporter", [str(path), *own]):
+        text = until("it serves", lambda: get(f"http://127.0.0.1:{port}/metrics"))
+        assert "node_memory_MemTotal_bytes" in text
+        assert "node_filesystem_size_bytes" in text
+        assert "node_netstat" not in text
+        assert 'mountpoint="/proc' not in text
+
+
 def test_network_policies_take_their_arguments() -> None:
     """Without a cluster: it would write rules into this machine's kernel."""
     path = program("kube-network-policies", "cmd")
@@ -262,3 +279,73 @@ def test_network_policies_take_their_arguments() -> None:
     )
     assert "unable to load in-cluster configuration" in done.stderr
     assert 'name="nfqueue-id" value="98"' in done.stderr
+
+
+def service(name: str, **annotations: str) -> dict[str, Any]:
+    spec = {"type": "LoadBalancer", "selector": {"app": name}, "ports": [{"port": 80}]}
+    return {"metadata": {"name": name, "annotations": annotations}, "spec": spec}
+
+
+def of_type_load_balancer(server: ApiServer) -> list[str]:
+    services = server.call("GET", "/api/v1/services")["items"]
+    return [each["metadata"]["name"] for each in services if each["spec"]["type"] == "LoadBalancer"]
+
+
+@pytest.mark.usefixtures("kubelet", "admin")
+def test_services_get_addresses_of_the_setting(server: ApiServer) -> None:
+    path = program("kube-vip-cloud-provider", "kube-vip-cloud-provider")
+    found = container(installed("load-balancer"), "kube-vip-cloud-provider")
+    assert found["command"] == [f"/{path.name}"]
+    rights = home(server, "kube-vip-cloud-provider")
+    environment = {each["name"]: each["value"] for each in found["env"]} | {"HOME": str(rights.parents[1])}
+    # In a pod it finds the API server by itself.
+    argv = [str(path), *found["args"], "--OutSideCluster", f"--kubeconfig={rights}"]
+    services, asked = "/api/v1/namespaces/default/services", "kube-vip.io/loadbalancerIPs"
+
+    def address(name: str) -> str:
+        read = server.call("GET", f"{services}/{name}")
+        return str(read["metadata"].get("annotations", {}).get(asked, ""))
+
+    def is_kept(name: str) -> bool:
+        finalizers = server.call("GET", f"{services}/{name}")["metadata"].get("finalizers", [])
+        return "service.kubernetes.io/load-balancer-cleanup" in finalizers
+
+    with running(server, "kube-vip-cloud-provider", argv, **environment) as log:
+        for name in ("first", "second"):
+            server.call("POST", services, service(name))
+        given = [until("it gets an address", functools.partial(address, name)) for name in ("first", "second")]
+        assert len(set(given)) == 2
+        assert set(given) <= {"10.0.0.200", "10.0.0.201", "10.0.0.202", "10.0.0.203", "10.0.0.210"}
+        server.call("POST", services, service("third", **{asked: "10.0.0.210"}))
+        for name in ("first", "second", "third"):
+            until("it is kept until its address is given back", functools.partial(is_kept, name))
+            server.call("DELETE", f"{services}/{name}")
+        until("they are gone", lambda: not of_type_load_balancer(server))
+        assert "forbidden" not in log.read_text()
+
+
+@pytest.mark.usefixtures("kubelet", "admin")
+def test_kube_vip_becomes_the_one_that_answers(server: ApiServer) -> None:
+    """Without Services: it would give their addresses to this machine."""
+    path = program("kube-vip", "kube-vip")
+    if Path("/etc/kubernetes/admin.conf").exists():
+        pytest.skip("kube-vip would use the cluster of this machine")
+    found = container(installed("load-balancer"), "kube-vip")
+    assert of_type_load_balancer(server) == []
+    port = apiserver.free_port()
+    environment = {each["name"]: each.get("value", NODE) for each in found["env"]}
+    environment |= {"prometheus_server": f"127.0.0.1:{port}", "vip_interface": "lo"}
+    environment |= {"HOME": str(home(server, "kube-vip").parents[1])}
+    with running(server, "kube-vip", [str(path), *found["args"]], **environment) as log:
+        lease = "/apis/coordination.k8s.io/v1/namespaces/kube-vip/leases"
+        until("it has the lease", lambda: NODE in str(server.call("GET", lease)["items"]))
+        until("it watches Services", lambda: "starting services watcher" in log.read_text())
+        assert "kube_vip_manager" in get(f"http://127.0.0.1:{port}/metrics")
+        assert "forbidden" not in log.read_text()
+
+
+def home(server: ApiServer, account: str) -> Path:
+    """The kubeconfig of an account where programs look for that of a user."""
+    path = server.folder / account / ".kube" / "config"
+    path.parent.mkdir(parents=True)
+    return kubeconfig_of(server, "kube-vip", account).rename(path)

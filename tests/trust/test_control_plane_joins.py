@@ -19,6 +19,7 @@ from gpunodes.model import Event, Outcome, TaskEnded
 from tests.hostile import PIN, Machines, cluster_report, machine_report, machines
 
 NUMBERS = {"cp-1": 1, "cp-2": 2, "cp-3": 3, "worker-1": 4}
+MORE = {"cp-4": 5, "cp-5": 6, "cp-6": 7}
 GROUPS = {"control_plane": ["cp-1", "cp-2", "cp-3"], "workers": ["worker-1"]}
 KEY = "5ec7e7" * 11
 TOKEN = "abcdef.5ec7e75ec7e75ec7"
@@ -27,7 +28,7 @@ SECRETS = (KEY, TOKEN, "5ec7e7-of-etcd")
 
 
 def facts(name: str, role: str | None = None, **kubernetes: Any) -> dict[str, Any]:
-    found = machine_report(name, NUMBERS[name], ledger=False)
+    found = machine_report(name, {**NUMBERS, **MORE}[name], ledger=False)
     found["gpu"] = {**found["gpu"], "functions": []}
     own = {"role": role, "ca_hash": PIN if role else None, "server": None, "etcd": role == "control_plane"}
     found["kubernetes"] = {**own, **kubernetes}
@@ -35,7 +36,7 @@ def facts(name: str, role: str | None = None, **kubernetes: Any) -> dict[str, An
 
 
 def cluster(*names: str) -> dict[str, Any]:
-    made = cluster_report({name: NUMBERS[name] for name in names})
+    made = cluster_report({name: {**NUMBERS, **MORE}[name] for name in names})
     for node in made["nodes"]:
         node["role"] = "worker" if node["name"].startswith("worker") else "control_plane"
     return {**made, "endpoint": "10.0.0.100:6443"}
@@ -70,7 +71,11 @@ def play(
 
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    made = machines(tmp_path / "fleet", GROUPS, {"gpunodes_control_plane_endpoint": "10.0.0.100:6443"})
+    return stand_ins(tmp_path, monkeypatch, GROUPS)
+
+
+def stand_ins(folder: Path, monkeypatch: pytest.MonkeyPatch, groups: Mapping[str, list[str]]) -> Machines:
+    made = machines(folder / "fleet", groups, {"gpunodes_control_plane_endpoint": "10.0.0.100:6443"})
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     done: dict[str, dict[str, Any]] = {
@@ -81,7 +86,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
         **{name: {"actions": []} for name in ("etcd_member", "node_removed", "kubeadm_reset", "host_undo", "host")},
         "host_diff": {"pending": [], "versions": {}},
     }
-    for name in NUMBERS:
+    for name in [name for names in groups.values() for name in names]:
         for module, answer in done.items():
             made.answer(name, module, answer)
     return made
@@ -164,34 +169,37 @@ def test_certificates_that_a_stand_in_cannot_upload_are_deleted(fleet: Machines,
     assert not asked(fleet, "kubeadm_join_control_plane")
 
 
-@pytest.mark.parametrize(
-    ("kubernetes", "node", "steps"),
-    [
-        # In the learner window: etcd has data, the node has no role yet.
-        ({"role": "control_plane", "unfinished": True}, "worker", ["etcd_member", "node_removed", "join"]),
-        # Killed behind kubeadm: it keeps its member.
-        ({"role": "control_plane", "unfinished": True}, "control_plane", ["join"]),
-        # Reinstalled.
-        ({"role": None, "etcd": False}, "control_plane", ["etcd_member", "node_removed", "join"]),
-        # Complete.
-        ({"role": "control_plane"}, "control_plane", []),
-        # Complete once: the module refuses, and nothing is removed.
-        ({"role": "control_plane"}, "worker", ["join"]),
-    ],
-    ids=["learner", "behind kubeadm", "reinstalled", "complete", "no longer complete"],
-)
-def test_what_an_interrupted_join_of_a_stand_in_left(
-    fleet: Machines, tmp_path: Path, kubernetes: dict[str, Any], node: str, steps: list[str]
-) -> None:
-    known = cluster("cp-1", "cp-2")
-    known["nodes"][1]["role"] = node
-    own = facts("cp-2", **kubernetes)
-    own["kubernetes"]["ca_hash"] = PIN if kubernetes["role"] else None
-    play(fleet, tmp_path / "run", "join.yml", {"cp-2": own}, known)
-    names = {"cp-1/etcd_member": "etcd_member", "cp-1/node_removed": "node_removed"}
-    names["cp-2/kubeadm_join_control_plane"] = "join"
-    assert [names[line] for line in fleet.asked if line in names] == steps
-    assert "cp-2/etcd_member" in fleet.asked, "it is verified in any case"
+LEFT: list[tuple[dict[str, Any], str, list[str]]] = [
+    # In the learner window: etcd has data, the node has no role yet.
+    ({"role": "control_plane", "unfinished": True}, "worker", ["cp-1/etcd_member", "cp-1/node_removed", "join"]),
+    # Killed behind kubeadm: it keeps its member.
+    ({"role": "control_plane", "unfinished": True}, "control_plane", ["join"]),
+    # Reinstalled.
+    ({"role": None, "etcd": False}, "control_plane", ["cp-1/etcd_member", "cp-1/node_removed", "join"]),
+    # Complete.
+    ({"role": "control_plane"}, "control_plane", []),
+    # Complete once: the module refuses, and nothing is removed.
+    ({"role": "control_plane"}, "worker", ["join"]),
+]
+"""What a machine and its node report after an interrupted join, and the steps that follow."""
+
+
+def test_what_interrupted_joins_of_stand_ins_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They join one after the other, and each is verified in any case."""
+    names = [f"cp-{number}" for number in range(1, len(LEFT) + 2)]
+    fleet = stand_ins(tmp_path, monkeypatch, {"control_plane": names})
+    known = cluster(*names)
+    own: dict[str, dict[str, Any]] = {}
+    steps: list[str] = []
+    for node, (kubernetes, role, left) in zip(known["nodes"][1:], LEFT, strict=True):
+        name = node["name"]
+        node["role"] = role
+        own[name] = facts(name, **kubernetes)
+        own[name]["kubernetes"]["ca_hash"] = PIN if kubernetes["role"] else None
+        steps += [f"{name}/kubeadm_join_control_plane" if step == "join" else step for step in left]
+        steps += [f"{name}/etcd_member"]
+    play(fleet, tmp_path / "run", "join.yml", own, known)
+    assert asked(fleet, "etcd_member", "node_removed", "kubeadm_join_control_plane") == steps
 
 
 def test_up_with_stand_ins_creates_the_first_control_plane_and_joins_the_others(

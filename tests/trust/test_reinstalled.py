@@ -7,47 +7,35 @@ from typing import Any
 
 import pytest
 
-from tests.hostile import PIN, Machines, cluster_report, machine_report, machines
-from tests.trust.test_walk import playbook
+from tests.hostile import PIN, cluster_report, machine_report, machines
+from tests.trust.test_walk import playbook, reason
 
 NEW: dict[str, Any] = {"machine_id": "e" * 32, "boot_id": "eeeeeeee-1111-0000-0000-000000000000"}
+CHANGES: dict[str, dict[str, Any]] = {
+    "reinstalled": NEW,
+    "works": {"kubernetes": {"role": "worker", "ca_hash": PIN, "server": "https://10.0.0.1:6443"}},
+    "another": {**NEW, "product_uuid": "eeeeeeee-0000-0000-0000-000000000000"},
+}
+"""The machines of one join, whose nodes are in the cluster, and what each reports otherwise than its node."""
 
 
-def rejoin(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[Machines, str]:
-    """The output of a join of worker-1, whose node is in the cluster, with changes of what it reports."""
-    made = machines(folder, {"control_plane": ["control-1"], "workers": ["worker-1"]}, {})
+def test_only_the_old_node_of_a_reinstalled_stand_in_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {"control-1": 1} | {name: number for number, name in enumerate(CHANGES, 2)}
+    made = machines(tmp_path, {"control_plane": ["control-1"], "workers": list(CHANGES)}, {})
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
-    report = machine_report("worker-1", 2, **changes)
-    report["gpu"] = {"functions": []}
-    made.answer("worker-1", "host_facts", {"host_facts": report})
-    nodes = cluster_report({"control-1": 1, "worker-1": 2})
-    made.answer("control-1", "cluster_info", {"cluster": nodes})
+    for name, changes in CHANGES.items():
+        report = machine_report(name, numbers[name], **changes)
+        report["gpu"] = {"functions": []}
+        made.answer(name, "host_facts", {"host_facts": report})
+        made.answer(name, "kubeadm_join", {"actions": ["kubeadm join"], "changed": True})
+    made.answer("control-1", "cluster_info", {"cluster": cluster_report(numbers)})
     made.answer("control-1", "join_token", {"token": "abcdef.0123456789abcdef"})
-    made.answer("worker-1", "kubeadm_join", {"actions": ["kubeadm join"], "changed": True})
-    made.answer("control-1", "node_ready", {"not_ready": {"worker-1": ""}})
-    output = playbook(made, "join.yml", "--limit", "worker-1", "--skip-tags", "preflight")
-    return made, " ".join(output.split())
-
-
-def joined(made: Machines) -> list[str]:
-    wanted = {"control-1/node_removed", "worker-1/kubeadm_join"}
-    return [each for each in made.asked if each in wanted]
-
-
-def test_its_old_node_is_deleted_and_it_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, output = rejoin(tmp_path, monkeypatch, **NEW)
-    assert joined(made) == ["control-1/node_removed", "worker-1/kubeadm_join"], output
-
-
-def test_a_node_that_works_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {"role": "worker", "ca_hash": PIN, "server": "https://10.0.0.1:6443"}
-    made, output = rejoin(tmp_path, monkeypatch, kubernetes=own)
-    assert joined(made) == [], output
-
-
-def test_another_machine_of_that_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = {**NEW, "product_uuid": "eeeeeeee-0000-0000-0000-000000000000"}
-    made, output = rejoin(tmp_path, monkeypatch, **other)
-    assert joined(made) == []
-    assert "the node of that name belongs to another machine" in output
+    made.answer("control-1", "node_ready", {"not_ready": dict.fromkeys(CHANGES, "")})
+    output = playbook(made, "join.yml", "--limit", "workers", "--skip-tags", "preflight")
+    # A node that works stays; the node of another machine is not deleted, and that machine does not join.
+    acts = [line for line in made.asked if line.endswith(("/node_removed", "/kubeadm_join"))]
+    assert acts == ["control-1/node_removed", "reinstalled/kubeadm_join"], output
+    assert "the node of that name belongs to another machine" in reason(output, "another")

@@ -93,6 +93,8 @@ def test_a_stage_of_a_driver_upgrade_of_a_stand_in_machine(fleet: Machines, tags
     output = stage(fleet, "gpu_upgrade.yml", tags)
     assert asked(fleet) == {"gpu_upgrade"}, output
     assert "failed=0" in output
+    # The device plugin leaves the node meanwhile.
+    assert ("control-1/node_pools" in fleet.asked) is (tags != "prepare"), output
 
 
 def test_a_driver_that_needs_a_reboot_is_the_failure_of_a_stand_in_machine(fleet: Machines) -> None:

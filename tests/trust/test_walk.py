@@ -113,6 +113,12 @@ def drift(shown: str = SHOWN) -> dict[str, Any]:
     return {"managed": True, "problem": "", "unverified": True, "left_out": 1, "differences": [one]}
 
 
+def kubelets(shown: str = SHOWN) -> dict[str, Any]:
+    """Feature gates of kubelets; names and values have no free text, the reasons of those that did not respond do."""
+    gates = {"AllBeta": True}
+    return {"problem": "", "cluster": {}, "nodes": {"control-1": gates}, "silent": {"worker-2": shown}}
+
+
 def cluster(shown: str = SHOWN, names: Sequence[str] = NODES) -> dict[str, Any]:
     made = cluster_report({name: NUMBERS[name] for name in names})
     made["certificates"] = certificates(shown)
@@ -164,6 +170,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "certificate_ends": {"certificates": certificates(shown)},
         "etcd_members": {"etcd": {"problem": shown, "members": []}},
         "control_plane_drift": {"control_plane_drift": drift(shown)},
+        "kubelet_gates": {"kubelet_gates": kubelets(shown)},
         "host_diff": {
             "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
@@ -366,7 +373,7 @@ WALKS = {
     "revoke.yml": (0, "join_certificates join_token"),
     "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
     "runtime_upgrade.yml": (0, _FACTS),
-    "status.yml": (0, "cluster_info control_plane_drift etcd_members"),
+    "status.yml": (0, "cluster_info control_plane_drift etcd_members kubelet_gates"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
     "storage_down.yml": (0, "nfs_unmounted kube_objects host_undo"),
@@ -432,17 +439,18 @@ def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) ->
 HOST_TASKS = 6
 
 
-@pytest.mark.parametrize(("runtime", "more"), [("containerd", 0), ("docker", 2)])
-def test_all_that_is_installed_on_a_stand_in_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, more: int
-) -> None:
+def test_all_that_is_installed_on_stand_in_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each role that changes a machine runs with the reports of machine and cluster."""
     mirrors = {"docker.io": "https://mirror"}
-    fleet = make(tmp_path, monkeypatch, gpunodes_runtime=runtime, gpunodes_image_mirrors=mirrors)
-    done = played(fleet, "join.yml", "--limit", "worker-1")
+    fleet = make(tmp_path, monkeypatch, TWO, gpunodes_image_mirrors=mirrors)
+    fleet.vary("worker-1", gpunodes_runtime="containerd")
+    fleet.vary("worker-3", gpunodes_runtime="docker")
+    done = played(fleet, "join.yml", "--limit", "workers")
     check(fleet, done.stdout + done.stderr)
-    assert (done.returncode, fleet.asked.count("worker-1/host")) == (0, HOST_TASKS + more), done.stdout
-    assert ("docker_images" in modules(fleet)) == (runtime == "docker")
+    assert done.returncode == 0, done.stdout
+    assert fleet.asked.count("worker-1/host") == HOST_TASKS, done.stdout
+    assert fleet.asked.count("worker-3/host") == HOST_TASKS + 2, done.stdout
+    assert {line for line in fleet.asked if line.endswith("/docker_images")} == {"worker-3/docker_images"}
 
 
 @pytest.mark.parametrize("groups", [GROUPS, {"workers": ["worker-1"]}], ids=["in a cluster's inventory", "alone"])
@@ -612,19 +620,20 @@ def encoded(document: Any) -> str:
     return base64.b64encode(yaml.safe_dump(document).encode()).decode()
 
 
-@pytest.mark.parametrize("unfinished", [False, True])
-def test_a_stand_in_machine_finishes_its_interrupted_join(fleet: Machines, unfinished: bool) -> None:
+def test_a_stand_in_machine_finishes_its_interrupted_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is already a node of the cluster."""
-    facts = report("worker-2")
-    facts["kubernetes"]["unfinished"] = unfinished
-    fleet.answer("worker-2", "host_facts", {"host_facts": facts})
-    known = cluster()
+    fleet = make(tmp_path, monkeypatch, {**GROUPS, "workers": ["worker-1", "worker-2", "worker-3"]})
+    for name, unfinished in (("worker-2", False), ("worker-3", True)):
+        facts = report(name)
+        facts["kubernetes"] = {"role": "worker", "ca_hash": PIN, "server": ATTACKS[1], "unfinished": unfinished}
+        fleet.answer(name, "host_facts", {"host_facts": facts})
+    known = cluster(names=(*NODES, "worker-3"))
     for node in known["nodes"]:
         node["uid"] = node["name"]
     fleet.answer("control-1", "cluster_info", {"cluster": known})
-    playbook(fleet, "join.yml")
-    assert "worker-1/kubeadm_join" in fleet.asked
-    assert ("worker-2/kubeadm_join" in fleet.asked) is unfinished
+    output = playbook(fleet, "join.yml", "--limit", "workers")
+    joined = {line for line in fleet.asked if line.endswith("/kubeadm_join")}
+    assert joined == {"worker-1/kubeadm_join", "worker-3/kubeadm_join"}, output
 
 
 RESERVED = ("ansible_facts", "changed", "diff", "exception", "failed", "invocation", "results", "warnings")

@@ -30,6 +30,29 @@ UNMOUNTS = [
     "nfs_sync_inode+0x15/0x20 [nfs]",
     "nfs_kill_super+0x2a/0x40 [nfs]",
 ]
+CLOSES = [
+    "folio_wait_bit_common+0x13d/0x350",
+    "folio_wait_writeback+0x2b/0x90",
+    "__filemap_fdatawait_range+0x80/0x110",
+    "filemap_write_and_wait_range+0x5e/0xb0",
+    "nfs_wb_all+0x27/0xf0 [nfs]",
+    "nfs4_file_flush+0x73/0xb0 [nfsv4]",
+    "filp_flush+0x37/0x80",
+]
+# Another task holds the lock of the folder, and waits for the server.
+OF_FOLDER = [
+    "rwsem_down_write_slowpath+0x2a4/0x640",
+    "down_write+0x5b/0x70",
+    "open_last_lookups+0x1b8/0x3f0",
+    "path_openat+0x8e/0x290",
+    "do_filp_open+0xc4/0x170",
+]
+LOOKS_UP = [
+    "rwsem_down_read_slowpath+0x27f/0x500",
+    "down_read+0x48/0xb0",
+    "lookup_slow+0x1e/0x50",
+    "path_lookupat+0x70/0x1a0",
+]
 BUILT_IN = ["io_schedule+0x46/0x70", "nfs_wait_bit_killable+0x1e/0x90", "nfs4_run_open_task+0x141/0x1b0"]
 NAMES = ("nvidia-smi", "nvidia-persiste", "dcgm-exporter", "python3", "kubelet", "umount.nfs4")
 
@@ -55,7 +78,11 @@ def asleep(name: str, stack: list[str], **changes: Any) -> dict[str, Any]:
     return {**task(name, stack[0]), "stack": stack, "pid": 4242, "age_s": 300.0, **changes}
 
 
-@pytest.mark.parametrize("stack", [WRITES, OPENS, UNMOUNTS, BUILT_IN], ids=["write", "open", "unmount", "built in"])
+@pytest.mark.parametrize(
+    "stack",
+    [WRITES, OPENS, UNMOUNTS, CLOSES, OF_FOLDER, LOOKS_UP, BUILT_IN],
+    ids=["write", "open", "unmount", "close", "lock of a folder", "lock of a lookup", "built in"],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_hung_task_that_waits_for_nfs_is_not_in_the_driver(tmp_path: Path, name: str, stack: list[str]) -> None:
     found = verdict_on(tmp_path, log("nfs: server 10.0.0.5 not responding, still trying\n" + hung(name, stack)))
@@ -98,6 +125,14 @@ def test_a_short_wait_in_the_driver_is_no_hang_only_because_nvidia_smi_waits_for
     smi = {"status": "stuck", "pid": 4242, "task_state": "D", "xml": None}
     facts = with_(tasks=[asleep("nvidia-smi", WRITES), asleep("python3", [FRAME], pid=9, age_s=1.0)], smi=smi)
     found = judged(facts)
+    assert found.state is not State.HUNG
+    assert found.action is Action.NONE
+
+
+@pytest.mark.parametrize("stack", [CLOSES, OF_FOLDER, LOOKS_UP], ids=["close", "lock of a folder", "lock of a lookup"])
+def test_an_nvidia_smi_that_waits_for_files_is_not_repaired(stack: list[str]) -> None:
+    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "xml": None}
+    found = judged(with_(tasks=[asleep("nvidia-smi", stack)], smi=smi))
     assert found.state is not State.HUNG
     assert found.action is Action.NONE
 

@@ -14,8 +14,10 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from click.testing import CliRunner
+from gpunodes.cli import lab as cli_lab
 from gpunodes.errors import WrongInput
-from gpunodes.lab import disks, doctor, hypervisor, images, initrd, inventory, network
+from gpunodes.lab import disks, doctor, hypervisor, images, initrd, inventory, lab, network
 from gpunodes.lab.host import Owner
 from gpunodes.lab.layout import (
     SUBNETS,
@@ -32,6 +34,7 @@ from gpunodes.lab.layout import (
     plan_machines,
 )
 from gpunodes.lab.mirror import REQUIRED_FILES, REQUIRED_PACKAGES
+from gpunodes.lab.plan import LabRequest
 
 SIZES = {LabRole.CONTROL_PLANE: Size(4096, 2), LabRole.WORKER: Size(2048, 1)}
 
@@ -323,3 +326,21 @@ def test_another_inventory_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("all: {}\n")
     with pytest.raises(WrongInput, match="did not make it"):
         inventory.check_free(tmp_path, "lab")
+
+
+@pytest.mark.parametrize(
+    ("options", "standin"),
+    [((), False), (("--docker",), True), (("--gpu-workers", "1"), True), (("--docker", "--no-mirror"), False)],
+)
+def test_docker_is_in_labs_that_ask_for_it_and_in_those_with_gpus(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], standin: bool
+) -> None:
+    asked: list[LabRequest] = []
+
+    def up(_: Layout, request: LabRequest, __: object) -> None:
+        asked.append(request)
+        raise WrongInput("enough", "", "")
+
+    monkeypatch.setattr(lab, "up", up)
+    CliRunner().invoke(cli_lab.command, ["up", *options])
+    assert [each.standin for each in asked] == [standin]

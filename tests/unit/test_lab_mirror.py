@@ -262,6 +262,8 @@ def test_new_pin_has_at_least_the_libraries_that_it_shares() -> None:
         "Require": [
             {"Path": "example.org/server", "Version": "v0.9.0"},
             {"Path": "k8s.io/api", "Version": "v0.36.2", "Indirect": True},
+            # Kubernetes replaces it.
+            {"Path": "k8s.io/kubectl", "Version": "v0.0.0", "Indirect": True},
         ],
     }
     assert pin.go_mod(pins.Component("agent", "0.7.0"), old, {"Go": "1.9"}, libraries) == (

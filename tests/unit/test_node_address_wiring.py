@@ -156,10 +156,13 @@ def test_a_node_that_is_ready_is_never_joined_anew() -> None:
 def test_what_serves_gpus_changes_while_no_pod_has_one(
     before: dict[str, str], after: dict[str, str], checked: bool
 ) -> None:
-    """Also while the plugin offers none: pods keep theirs."""
+    """Also while the plugin offers none: pods keep theirs. What then serves the GPUs is verified anew."""
+    managed = {"labels": before, "taints": []}
     given = {
-        "wiring_node": {"name": "gpu-1", "gpus": 0, "managed": {"labels": before, "taints": []}},
+        "wiring_node": {"name": "gpu-1", "gpus": 0, "gpus_verified": True, "managed": managed},
         "worker_stale": False,
         "desired_state": {"labels": after},
+        "wiring_offered": 0,
     }
     assert rendered("gpu_idle_node", WIRING, **given) == ("gpu-1" if checked else "")
+    assert rendered("wiring_gpus_verified", WIRING, **given) is not checked

@@ -310,19 +310,21 @@ class PowerServer:
                 self._machines.switch_on(name, again=again)
                 self._store.event(name, "SwitchedOn", state.reason, warning=False)
             elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
+                # The state stays as it was while the order fails: its reason is not written twice.
+                last = state
                 if state.phase is Phase.GIVING_UP and found is None:
                     # Before it is switched off: then nothing shows any more why it did not register.
-                    state = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
+                    last = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
                 boot_id = found.node.boot_id if found else ""
                 self._machines.switch_off(
                     name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
                 )
                 ended = Phase.FAILED if state.phase is Phase.GIVING_UP else Phase.OFF
-                error = state.reason if ended is Phase.FAILED else ""
-                used = state.used if error else self._now()
-                self._end(name, state.phase, self._changed(state, ended, state.reason, error, used))
-                reason = "NeedsJoin" if state.needs_join else "SwitchedOff"
-                self._store.event(name, reason, state.reason, warning=ended is Phase.FAILED)
+                error = last.reason if ended is Phase.FAILED else ""
+                used = last.used if error else self._now()
+                self._end(name, state.phase, self._changed(last, ended, last.reason, error, used))
+                reason = "NeedsJoin" if last.needs_join else "SwitchedOff"
+                self._store.event(name, reason, last.reason, warning=ended is Phase.FAILED)
         except StillUsed as error:
             log.warning("%s: %s", name, sentence(error))
             self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))

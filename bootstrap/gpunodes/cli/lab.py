@@ -71,10 +71,8 @@ def command(context: click.Context, name: str) -> None:
     help="A second network, with the default route, in which the machines do not reach each other.",
 )  # fmt: skip
 @click.option("--data-disk", is_flag=True, help="A second disk of 20 GB for each machine, mounted at /data.")
-@click.option(
-    "--own-kernel", is_flag=True,
-    help="The machines boot the kernel on their disk, and the mirror has a newer one.",
-)  # fmt: skip
+@click.option("--own-kernel", is_flag=True, help="Machines boot the kernel on their disk; the mirror has a newer one.")
+@click.option("--docker", is_flag=True, help="Docker and cri-dockerd, which labs with GPU workers have anyway.")
 @click.option("--images", "extras", multiple=True, metavar="NAME", help="More images of the mirror; may be repeated.")
 @click.option("--no-mirror", is_flag=True, help="No package mirror: nothing can be installed on the machines.")
 @options.json_option
@@ -93,6 +91,7 @@ def up(
     second_network: bool,
     data_disk: bool,
     own_kernel: bool,
+    docker: bool,
     extras: tuple[str, ...],
     no_mirror: bool,
     as_json: bool,
@@ -117,6 +116,7 @@ def up(
         Equipment(second_network, data_disk, own_kernel),
         control_planes,
         extras,
+        docker,
     )
     with contextlib.closing(steps.progress()) as view:
         state = lab.up(layout, request, view.report)

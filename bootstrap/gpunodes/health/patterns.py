@@ -227,9 +227,11 @@ UNSURE_FRAME = re.compile(rb"\? [^\n]*")
 NVIDIA_FRAME = re.compile(
     rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
 )
-# Frames of the NFS client (fs/nfs) and of its transport (net/sunrpc), as modules or built into the kernel.
+# Frames of the NFS client (fs/nfs) and of its transport (net/sunrpc), as modules or built into the kernel. And those of
+# a task that waits for the lock of a folder (fs/namei.c): the one that has it may wait for NFS, and a driver has none.
 NFS_FRAME = re.compile(
     rb"\b(?:_{0,2}rpc_|nfs\d?_)\w+\+0x[0-9a-f]+/0x[0-9a-f]+|\+0x[0-9a-f]+/0x[0-9a-f]+\s+\[(?:nfs\w*|sunrpc)[ \]]"
+    rb"|\b(?:open_last_lookups|lookup_slow|filename_create|do_unlinkat|lock_rename)\+0x[0-9a-f]+/0x[0-9a-f]+"
 )
 # Threads of the driver, and programs that only use the driver.
 NVIDIA_TASK = re.compile(DRIVER_THREAD.encode())

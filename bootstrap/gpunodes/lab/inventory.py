@@ -44,7 +44,11 @@ def _slow(*, several: bool) -> dict[str, Any]:
     if several:
         patched["kube-controller-manager"] = ("livenessProbe",)
     return {
-        "gpunodes_kubeadm_timeouts": {"kubernetesAPICall": "5m0s", "controlPlaneComponentHealthCheck": "10m0s"},
+        "gpunodes_kubeadm_timeouts": {
+            "kubernetesAPICall": "5m0s",
+            "controlPlaneComponentHealthCheck": "10m0s",
+            "upgradeManifests": "15m0s",
+        },
         "gpunodes_component_arguments": {
             "apiServer": dict(_API_SERVER),
             "controllerManager": election | _GRACE,

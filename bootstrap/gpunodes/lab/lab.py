@@ -95,7 +95,7 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         newer = None
         if request.equipment.own_kernel and tree:
             newer = updates.build(layout.cache, suite=request.system.suite, progress=report)
-        standin = _standin(layout, request, image, report) if request.gpu_workers and tree else None
+        standin = _standin(layout, request, image, report) if request.standin else None
         if record is None:
             record = plan(layout, request, accelerator)
             _make_state(layout)

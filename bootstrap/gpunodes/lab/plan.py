@@ -35,6 +35,13 @@ class LabRequest:
     control_planes: int = 1
     extras: tuple[str, ...] = ()
     """Further images of the mirror."""
+    docker: bool = False
+    """Whether machines can install Docker although none has GPUs."""
+
+    @property
+    def standin(self) -> bool:
+        """Whether the mirror has the stand-in tree: the software of GPUs, and Docker."""
+        return bool(self.minors) and bool(self.gpu_workers or self.docker)
 
 
 def plan(layout: Layout, request: LabRequest, accelerator: str) -> LabRecord:

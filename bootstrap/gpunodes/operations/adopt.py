@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def _machines(inventory: Inventory, view: RunView) -> list[Row]:
         machines,
         journal.open_run(_NAME),
         view,
-        {"gpunodes_kubernetes_version": version},
+        {"gpunodes_kubernetes_version": version, "control_plane_foreign": True},
         sources=False,
         compares=True,
     )
@@ -109,12 +109,21 @@ def _machines(inventory: Inventory, view: RunView) -> list[Row]:
         if each.check != drift.CHECK
     ]
     rows += [
-        Row(each.machine, "settings", one.text, "the defaults of gpunodes", Fit.OTHER)
+        Row(each.machine, "settings", text, "the defaults of gpunodes", Fit.OTHER)
         for each in seen.differing
-        for one in each.differences
+        for text in _settings(each)
     ]
     named = {each.machine for each in rows}
     rows += [
         Row(each.name, "preflight", "no finding", "no finding", Fit.SAME) for each in machines if each.name not in named
     ]
     return rows
+
+
+def _settings(found: drift.MachineDrift) -> Iterator[str]:
+    """How a control plane differs from the settings."""
+    yield from (each.text for each in found.differences)
+    if found.left_out:
+        yield f"{found.left_out} more differences"
+    if found.problem:
+        yield f"not known: {found.problem}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunodes.engine import identities, journal
+from gpunodes.engine import journal
 from gpunodes.errors import GpunodesError, Interrupted
-from gpunodes.identity.matcher import Match, Matcher
-from gpunodes.identity.model import described, reported
+from gpunodes.identity.matcher import Match
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
-from gpunodes.operations import preflight
+from gpunodes.operations import matching, preflight
 from gpunodes.operations.tracker import RunView
 
 
@@ -98,9 +97,4 @@ def match(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Ins
 
 def matches(inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection) -> dict[str, Match]:
     """What the matcher finds for machines, by their reports of this run, else by their recorded identities."""
-    addresses = {machine.name: machine.address for machine in inventory.machines()}
-    known = identities.recall_all(inventory.cluster, addresses)
-    known |= {name: reported(name, addresses[name], facts) for name, facts in seen.facts.items()}
-    nodes = [described(node) for node in (seen.cluster or {}).get("nodes", ())]
-    matcher = Matcher(nodes, known.values())
-    return {machine.name: matcher.match(known[machine.name]) for machine in machines}
+    return matching.matches(inventory, machines, seen.facts, (seen.cluster or {}).get("nodes", ()))

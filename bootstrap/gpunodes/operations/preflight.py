@@ -15,10 +15,10 @@ from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
-from gpunodes.operations import claims, phases, switched_off
+from gpunodes.operations import claims, kubelets, matching, phases, switched_off
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, drift, endpoint, gpu, networks, preflight, reports, versions
+from gpunodes.planner import certificates, drift, endpoint, gpu, kubelet_drift, networks, preflight, reports, versions
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
 from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
@@ -52,6 +52,8 @@ class Inspection:
     """The arguments of ``control_planes.given`` that the inventory and the cluster determine."""
     differing: Sequence[drift.MachineDrift] = ()
     """How the control planes differ from their settings, if that was read."""
+    kubelets: kubelet_drift.KubeletDrift = field(default_factory=kubelet_drift.KubeletDrift)
+    """How the kubelets of the machines do, if that was read."""
 
     @property
     def facts(self) -> dict[str, Mapping[str, Any]]:
@@ -92,14 +94,15 @@ def inspect(
     sources: bool = True,
     without_cluster: bool = False,
     compares: bool = False,
+    compares_kubelets: bool = False,
     choice: control_planes.Choice | None = None,
 ) -> Inspection:
     """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
     report the GPUs that copies of their disks will find. ``compares``: control planes among the machines are compared
-    with their settings. ``choice``: the control plane, if one is chosen. Raises GpunodesError if Ansible fails on the
-    controller.
+    with their settings. ``compares_kubelets``: so are the kubelets of machines that are nodes. ``choice``: the control
+    plane, if one is chosen. Raises GpunodesError if Ansible fails on the controller.
     """
     warnings: Sequence[PreflightFinding] = ()
     if choice is None and not without_cluster and inventory.controls_of(machines):
@@ -119,7 +122,12 @@ def inspect(
         inventory,
         names,
         skip_phases=[] if sources else [phases.PREFLIGHT.name],
-        variables={**variables, "facts_wanted": wanted, "facts_drift": compares},
+        variables={
+            **variables,
+            "facts_wanted": wanted,
+            "facts_drift": compares,
+            "facts_kubelets": compares_kubelets,
+        },
         control=control.name if control else "",
     )
     ended = runner.run(play, folder, tracker.on_event)
@@ -138,13 +146,33 @@ def inspect(
         again = folder / "again"
         again.mkdir(mode=0o700)
         newer = {**variables, "gpunodes_kubernetes_version": own}
-        newer_seen = inspect(inventory, machines, again, view, newer, choice=choice, compares=compares)
+        newer_seen = inspect(
+            inventory,
+            machines,
+            again,
+            view,
+            newer,
+            choice=choice,
+            compares=compares,
+            compares_kubelets=compares_kubelets,
+        )
         return replace(newer_seen, warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
     controls = _controls(inventory, control, variables, cluster)
     differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
-    return replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
+    found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
+    return _with_kubelets(inventory, machines, found, tracker) if compares_kubelets else found
+
+
+def _with_kubelets(inventory: Inventory, machines: Sequence[Machine], seen: Inspection, tracker: Tracker) -> Inspection:
+    """The same, with the drift of the machines' kubelets."""
+    if seen.cluster is None:
+        return seen
+    found = matching.matches(inventory, machines, seen.facts, seen.cluster["nodes"], confirmed=False)
+    owners = {match.node.name: name for name, match in found.items() if match.node}
+    report = tracker.answers.get("kubelet_gates", {}).get(seen.control)
+    return replace(seen, kubelets=kubelets.compared(inventory, owners, seen.cluster, report))
 
 
 def _controls(
@@ -235,7 +263,7 @@ def judge(
     requirements = requirements_of(
         seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, control_planes=controls
     )
-    findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements), *drift.findings(seen.differing)]
+    findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements), *drift_findings(seen)]
     if needs_cluster and seen.cluster is None:
         findings.append(seen.no_cluster())
     elif seen.unresponsive:
@@ -243,6 +271,11 @@ def judge(
         findings.append(replace(seen.no_cluster(), severity=Severity.WARNING))
     ends = certificates.ending((seen.cluster or {}).get("certificates", ()), time.time())
     return findings + [PreflightFinding(seen.control, "certificates", each, Severity.WARNING) for each in ends]
+
+
+def drift_findings(seen: Inspection) -> list[PreflightFinding]:
+    """How control planes and kubelets differ from their settings."""
+    return [*drift.findings(seen.differing), *kubelet_drift.findings(seen.kubelets, seen.control)]
 
 
 def requested_version(
@@ -292,6 +325,7 @@ def run(
         {"gpunodes_kubernetes_version": version},
         without_cluster=without_cluster,
         compares=not without_cluster,
+        compares_kubelets=not without_cluster,
     )
     findings = [*judge(seen, version), *storage_findings.of_machines(inventory, seen.facts)]
     view.findings(findings)

@@ -19,6 +19,17 @@ import yaml
 
 from gpunodes.errors import WrongInput
 
+_TAKEN = frozenset((
+    "_apt", "adm", "audio", "backup", "bin", "cdrom", "daemon", "dialout", "dip", "disk", "fax", "floppy",
+    "ftp", "games", "halt", "irc", "kmem", "list", "lock", "lp", "mail", "man", "mem", "news", "nobody",
+    "nogroup", "operator", "plugdev", "proxy", "sasl", "shadow", "shutdown", "src", "staff", "sudo", "sync",
+    "sys", "tape", "tty", "users", "utempter", "utmp", "uucp", "video", "voice", "wheel", "www-data",
+))  # fmt: skip
+"""Users and groups of every system: useradd(8) makes no user whose name a user or group has, nor do installers.
+
+Sources: Debian's base-passwd 3.6, passwd.master and group.master; the package setup of the RHEL family.
+"""
+
 
 class Format(StrEnum):
     """The reader of a seed."""
@@ -53,6 +64,12 @@ def check(seed: Seed, kind: Format) -> None:
         )
     if seed.user == "root":
         raise WrongInput("the user is root", "a user with sudo: root gets no login", "choose another --user")
+    if seed.user in _TAKEN:
+        raise WrongInput(
+            f"{seed.user} is a user or a group of the system itself",
+            "a name that no system uses: no such user would be made, and nobody could log in",
+            "choose another --user",
+        )
     if seed.hostname and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", seed.hostname):
         raise WrongInput(
             f"{seed.hostname!r} is not a host name",

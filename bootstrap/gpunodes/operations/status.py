@@ -16,10 +16,10 @@ from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
-from gpunodes.operations import phases, switched_off
+from gpunodes.operations import kubelets, phases, switched_off
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, endpoint, reports, versions
+from gpunodes.planner import certificates, endpoint, kubelet_drift, reports, versions
 from gpunodes.planner.drift import MachineDrift, of_report
 from gpunodes.repair import maintenance
 
@@ -71,13 +71,14 @@ class ClusterStatus:
     etcd_problem: str = ""
     """Why its members are unknown."""
     warnings: Sequence[str] = ()
-    """Certificates of the control plane that end soon, control planes that do not respond, and older kubelets."""
+    """Certificates of the control plane that end soon, control planes that do not respond, older kubelets, and those
+    whose feature gates are unknown."""
     virtual_address: str = ""
     """The address of the setting gpunodes_control_plane_vip, "" for none."""
     holders: Sequence[str] = ()
     """The control planes that have it: one, unless something is wrong."""
     drift: Sequence[MachineDrift] = ()
-    """How the control planes that respond differ from their settings; none for one that does not differ."""
+    """How the control planes and kubelets that respond differ from their settings; none for one that does not."""
 
 
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
@@ -92,6 +93,38 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     choice = control_planes.choose(inventory, every=True)
     control = choice.machine
     vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
+    tracker, cluster = _read(inventory, choice, view)
+    machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
+    found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
+    dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
+    ends = certificates.ending(cluster.get("certificates", ()), time.time())
+    owners = {node.name: node.machine for node in found.nodes}
+    own = kubelets.compared(inventory, owners, cluster, tracker.answers.get("kubelet_gates", {}).get(control.name))
+    etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
+    held = tracker.answers.get("has_virtual_address", {})
+    off = {name: each.described for name, each in switched_off.read(inventory).items()}
+    return replace(
+        found,
+        missing=[name for name in found.missing if name not in off],
+        off=off,
+        gpu_hosts=hosts,
+        etcd=etcd,
+        virtual_address=vip,
+        holders=[name for name, answer in held.items() if answer is True],
+        etcd_problem=etcd_problem,
+        drift=kubelet_drift.merged(differing(tracker), own.machines),
+        warnings=[
+            *dead,
+            *found.warnings,
+            *(f"{control.name}: {each}" for each in ends),
+            *([own.unknown] if own.unknown else ()),
+        ],
+    )
+
+
+def _read(inventory: Inventory, choice: control_planes.Choice, view: RunView) -> tuple[Tracker, Mapping[str, Any]]:
+    """What the control planes that respond report, and the cluster as the chosen one does; raises as ``run``."""
+    control = choice.machine
     silent = {name for name, _ in choice.failures}
     asked = [machine for machine in inventory.control_planes() if machine.name not in silent]
     tracker = Tracker(asked, PHASES, view)
@@ -111,25 +144,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         raise GpunodesError(
             f"{control.name}: {problem.found}", problem.wanted, f"{problem.remedy}; the log is {ended.log}"
         )
-    machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
-    found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
-    dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
-    ends = certificates.ending(cluster.get("certificates", ()), time.time())
-    etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
-    held = tracker.answers.get("has_virtual_address", {})
-    off = {name: each.described for name, each in switched_off.read(inventory).items()}
-    return replace(
-        found,
-        missing=[name for name in found.missing if name not in off],
-        off=off,
-        gpu_hosts=hosts,
-        etcd=etcd,
-        virtual_address=vip,
-        holders=[name for name, answer in held.items() if answer is True],
-        etcd_problem=etcd_problem,
-        drift=differing(tracker),
-        warnings=[*dead, *found.warnings, *(f"{control.name}: {each}" for each in ends)],
-    )
+    return tracker, cluster
 
 
 def differing(tracker: Tracker) -> list[MachineDrift]:

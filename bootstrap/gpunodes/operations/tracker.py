@@ -15,7 +15,7 @@ from gpunodes.operations.phases import what_runs
 
 _ANSWERS = {
     "settings": ("host_facts",),
-    "cluster": ("cluster", "unresponsive"),
+    "cluster": ("cluster", "unresponsive", "kubelet_gates"),
     "status": ("cluster", "etcd", "has_virtual_address"),
     "control_plane": ("control_plane_drift",),
     "certificate_ends": ("certificates",),
@@ -124,8 +124,12 @@ class Tracker:
 
     def _position(self, event: Event) -> tuple[int, int]:
         """The number of the event's phase among those that apply to its machine, and their total."""
-        names = [name for name in self._phases if event.machine not in self._not_applicable.get(name, ())]
+        names = self._phases_of(event.machine)
         return names.index(event.phase) + 1, len(names)
+
+    def _phases_of(self, machine: str) -> list[str]:
+        """The names of the phases that apply to a machine, in order."""
+        return [name for name in self._phases if machine not in self._not_applicable.get(name, ())]
 
     def check_controller(self, ended: PlayResult) -> None:
         """Raise GpunodesError for a run that failed on the controller: no machine is the cause, and none is reported.
@@ -152,7 +156,7 @@ class Tracker:
         results = []
         for name, state in self._machines.items():
             # Ansible may stop before a machine has finished, because of another machine's failure.
-            finished = first is not None and list(self._phases)[-1] in state.seen
+            finished = first is not None and state.seen.issuperset(self._phases_of(name)[-1:])
             if not ok and state.failure is not None:
                 outcome, phase, why = state.failure.outcome, state.failure.phase or state.phase, cause(state.failure)
             elif interrupted:

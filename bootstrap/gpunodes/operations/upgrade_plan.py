@@ -12,7 +12,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Role, Severity
 from gpunodes.operations import phases, preflight, switched_off
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import drift, reports, upgrade, versions
+from gpunodes.planner import reports, upgrade, versions
 from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.shared_identities import own_nodes
 from gpunodes.planner.upgrade_model import Subject, UpgradePlan
@@ -41,7 +41,9 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     folder = journal.open_run("upgrade plan")
     view.begin("upgrade plan", machines)
     # The control plane is queried for its cluster in any case.
-    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False, compares=True)
+    seen = preflight.inspect(
+        inventory, machines, folder, view, {}, sources=False, compares=True, compares_kubelets=True
+    )
     if seen.interrupted:
         raise Interrupted
     if seen.cluster is None:
@@ -52,7 +54,7 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     subjects = _read(inventory, machines, seen, wanted, folder, view)
     plan = upgrade.plan(wanted, subjects, seen.cluster)
     left_out = [PreflightFinding(name, "power", Problem(why, "", ""), Severity.WARNING) for name, why in off.items()]
-    return Planned(replace(plan, findings=[*plan.findings, *drift.findings(seen.differing), *left_out]), seen)
+    return Planned(replace(plan, findings=[*plan.findings, *preflight.drift_findings(seen), *left_out]), seen)
 
 
 def _read(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -77,15 +77,7 @@ def document(
     Raises WrongInput for a pool without a machine.
     """
     pools = scaled(settings["gpunodes_pools"])
-    for pool in pools:
-        if not any(each.pool == pool for each in machines):
-            raise WrongInput(f"the pool {pool} of gpunodes_pools has no machine", "workers in its group", "correct it")
-    names = {each.node: each.name for each in machines}
-    if len(names) < len(machines):
-        twice = sorted(each.name for each in machines if names[each.node] != each.name)
-        raise WrongInput(
-            f"{', '.join(twice)}: another machine has the same node", "one node each", "see `gpunodes status`"
-        )
+    _check(pools, machines)
     seen = {each.pool: each.template for each in reversed(machines) if each.template}
     unknown: Mapping[str, Any] = {"labels": {}, "taints": [], "capacity": {}}
     used = {str(each.settings["gpunodes_bmc_verify"]).strip() for each in machines}
@@ -120,6 +112,23 @@ def document(
             for each in machines
         },
     }
+
+
+def _check(pools: Collection[str], machines: Sequence[ScaledMachine]) -> None:
+    """Raise WrongInput for a pool without a machine, and for two machines with one node."""
+    for pool in pools:
+        if not any(each.pool == pool for each in machines):
+            raise WrongInput(
+                f"the pool {pool} of gpunodes_pools has no machine",
+                "workers in its group that gpunodes_pool does not put into another pool",
+                "correct it",
+            )
+    names = {each.node: each.name for each in machines}
+    if len(names) < len(machines):
+        twice = sorted(each.name for each in machines if names[each.node] != each.name)
+        raise WrongInput(
+            f"{', '.join(twice)}: another machine has the same node", "one node each", "see `gpunodes status`"
+        )
 
 
 def role_pools(settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Drift: how a control plane differs from its settings, in sentences. Pure.
+"""Drift: how a control plane or a kubelet differs from its settings, in sentences. Pure.
 
 What a machine reports is data: its texts are shortened here, and each view makes them printable.
 """
@@ -15,6 +15,8 @@ from gpunodes.planner import reports
 
 CHECK = "drift"
 APPLY = "`gpunodes rollout apply` applies them"
+KUBELET = "kubelet"
+"""The kind of a difference of a kubelet: `gpunodes up` applies it, and no roll-out."""
 _FIRST = 3
 """Differences in one finding."""
 _LONGEST = 120
@@ -36,7 +38,7 @@ _NETWORKS = {
 
 @dataclass(frozen=True, slots=True)
 class DriftDifference:
-    """One difference between a control plane and its settings."""
+    """One difference between a control plane or a kubelet and its settings."""
 
     component: str
     name: str
@@ -44,14 +46,14 @@ class DriftDifference:
     """None: it is not set."""
     wanted: str | None
     kind: str
-    """"settings"; "foreign": neither kubeadm nor the settings know it; "fixed": it is never changed."""
+    """"settings"; "foreign": neither kubeadm nor the settings know it; "fixed": it is never changed; "kubelet"."""
     text: str
     """The whole sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineDrift:
-    """The differences of one control plane."""
+    """The differences of one control plane, of one kubelet, or of both on one machine."""
 
     machine: str
     differences: Sequence[DriftDifference] = ()
@@ -60,8 +62,7 @@ class MachineDrift:
     problem: str = ""
     """Why they are unknown."""
     managed: bool = True
-    """Whether gpunodes made the machine a control plane: of others it changes nothing."""
-
+    """Whether gpunodes made the machine a control plane, or a node: of others it changes nothing."""
     unverified: bool = False
     """Whether an earlier change of its settings was not verified."""
 
@@ -72,8 +73,12 @@ class MachineDrift:
 
     @property
     def pending(self) -> bool:
-        """Whether settings can be applied to it."""
-        return self.unverified or bool(self.left_out) or any(each.kind != "fixed" for each in self.differences)
+        """Whether settings can be rolled out to it as a control plane."""
+        return self.unverified or bool(self.left_out) or any(map(_is_pending, self.differences))
+
+
+def _is_pending(difference: DriftDifference) -> bool:
+    return difference.kind not in {"fixed", KUBELET}
 
 
 def of_report(machine: str, report: object) -> MachineDrift:
@@ -132,7 +137,7 @@ def findings(machines: Sequence[MachineDrift]) -> list[PreflightFinding]:
 
 
 def _problem(each: MachineDrift) -> Problem:
-    pending = [one for one in each.differences if one.kind != "fixed"]
+    pending = [one for one in each.differences if _is_pending(one)]
     chosen = pending or each.differences
     more = len(each.differences) + each.left_out - len(chosen[:_FIRST])
     texts = "; ".join(one.text for one in chosen[:_FIRST])

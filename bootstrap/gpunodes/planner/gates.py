@@ -80,6 +80,15 @@ def needed(version: str) -> dict[str, bool]:
     return {gate.name: gate.set_by_gpunodes for gate in gates(version) if gate.set_by_gpunodes is not None}
 
 
+def wanted(version: str, requested: Mapping[str, bool], *, gpus: bool) -> dict[str, bool]:
+    """The gates that a kubelet of ``version`` gets: requested ones, and those of gpunodes, none outside the table."""
+    try:
+        own = needed(version) if gpus else {}
+    except WrongInput:
+        own = {}
+    return {**own, **requested}
+
+
 def check(version: str, requested: Mapping[str, Any]) -> list[Problem]:
     """The requested gates that the kubelet of ``version`` rejects: unknown, removed, too new, locked, not a boolean."""
     minor = minor_of(version)

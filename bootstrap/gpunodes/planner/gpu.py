@@ -162,13 +162,13 @@ def _gates(case: Case) -> dict[str, bool]:
             case.conflicts.append(replace(error.problem, remedy="remove gpunodes_feature_gates from the settings"))
         return {}
     case.conflicts += gates.check(version, case.requested.gates)
-    needed = gates.needed(version) if case.gpus else {}
+    wanted = gates.wanted(version, case.requested.gates, gpus=bool(case.gpus))
     for gate in known:
-        if gate.name in needed:
+        if gate.set_by_gpunodes is not None and case.gpus:
             case.explain(f"feature gate {gate.name}", gate.why, gate.source)
     for name in case.requested.gates:
         case.explain(f"feature gate {name}", "requested")
-    return {**needed, **case.requested.gates}
+    return wanted
 
 
 def _runtime(case: Case) -> bool:

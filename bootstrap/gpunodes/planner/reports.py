@@ -367,6 +367,19 @@ def drift_problem(drift: object) -> str:
     return wrong(drift, _DRIFT)
 
 
+_KUBELET_GATES = {
+    "problem": str,
+    "cluster": _GATES,
+    "nodes": Named(_GATES, 20_000, _NODE),
+    "silent": Named(str, 20_000, _NODE),
+}
+
+
+def kubelet_gates_problem(found: object) -> str:
+    """The same for a result of kubelet_gates."""
+    return wrong(found, _KUBELET_GATES)
+
+
 def levels_problem(levels: object) -> str:
     """The same for the levels of a GPU verification."""
     return wrong(levels, _LEVELS)

@@ -1,4 +1,4 @@
-"""How control planes differ from their settings, for people and as a JSON document."""
+"""How control planes and kubelets differ from their settings, for people and as a JSON document."""
 
 from __future__ import annotations
 
@@ -6,23 +6,38 @@ import dataclasses
 from collections.abc import Sequence
 
 from gpunodes.model import printable
-from gpunodes.planner.drift import MachineDrift
+from gpunodes.planner.drift import KUBELET, MachineDrift
 from gpunodes.views import document
 from gpunodes.views.text import wrapped
 
+_FIRST = 3
+"""Kubelets with the same difference that a line names."""
+
 
 def lines(machines: Sequence[MachineDrift], columns: int | None = None) -> str:
-    """A line for each difference, "" without any; which of them a roll-out applies."""
+    """A line for each difference, "" without any, and which command applies them; one for equal kubelets."""
     found = []
+    kubelets: dict[str, list[str]] = {}
     for each in machines:
         texts = [f"its settings cannot be compared: {each.problem}"] if each.problem else []
-        texts += [one.text for one in each.differences]
+        texts += [one.text for one in each.differences if one.kind != KUBELET]
         texts += ["an earlier change of its settings is not verified yet"] if each.unverified else []
         texts += [f"and {each.left_out} more differences"] if each.left_out else []
-        found += [part for text in texts for part in wrapped(printable(f"drift: {each.machine}: {text}"), columns, 4)]
+        found += [f"drift: {each.machine}: {text}" for text in texts]
+        for one in each.differences:
+            if one.kind == KUBELET:
+                kubelets.setdefault(one.text, []).append(each.machine)
+    found += [f"drift: {_named(names)}: {text}" for text, names in kubelets.items()]
     if any(each.pending for each in machines):
-        found.append("`gpunodes rollout apply` applies the settings")
-    return "\n".join(found)
+        found.append("`gpunodes rollout apply` applies the control planes' settings")
+    if kubelets:
+        found.append("`gpunodes up` applies the kubelets' settings")
+    return "\n".join(part for line in found for part in wrapped(printable(line), columns, 4))
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _FIRST} more" if len(names) > _FIRST else ""
+    return f"{', '.join(names[:_FIRST])}{more}"
 
 
 def document_of(machines: Sequence[MachineDrift]) -> str:

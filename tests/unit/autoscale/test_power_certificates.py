@@ -94,6 +94,20 @@ def test_another_boot_that_never_registers_is_tried_again(
     assert site.server.size("t4").most == 1
 
 
+def test_why_a_boot_failed_is_written_once_however_often_the_order_is_repeated(site: Site) -> None:
+    served_long_ago(site, "w3", 20)
+    site.server.increase("t4", 1)
+    site.until(lambda: "w3" in site.machines.on)
+    site.machines.kubelets["w3"] = Kubelet.DOWN
+    site.machines.refuses = {"w3"}
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.until(lambda: "refuses" in site.store.states()["w3"].error)
+    site.machines.refuses = set()
+    server = site.new_server()
+    site.looks_until(server, lambda: site.phases()["w3"] is Phase.FAILED)
+    assert site.store.states()["w3"].reason.count("its kubelet does not run") == 1
+
+
 def test_a_failed_start_does_not_count_as_service(site: Site) -> None:
     """The last boot that failed is no proof of a valid certificate."""
     served_long_ago(site, "w3", 400)

@@ -18,7 +18,7 @@ from gpunodes.inventory import Inventory, addressed
 from gpunodes.model import Kubeconfig, Machine, Role
 from gpunodes.operations import power
 
-from tests import sshd
+from tests import redfish, sshd
 
 HOSTS = "control_plane: {hosts: {c1: }}\nworkers: {hosts: {gpu-1: {ansible_host: 10.0.0.5}}}\n"
 NOTHING = connections.Connection({})
@@ -144,6 +144,22 @@ def test_the_bmc_s_password_is_asked_for_or_in_the_environment(monkeypatch: pyte
     assert bmc_settings.parsed(words)["gpunodes_bmc_password_env"] == bmc_settings.PASSWORD
     assert "gpunodes_bmc_password" not in bmc_settings.parsed(words)
     assert bmc_settings.parsed([]) == {}
+
+
+def test_the_bmc_of_an_address_is_asked_and_switches_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUNODES_BMC_PASSWORD", "secret")
+    resets: list[str] = []
+    with redfish.fake("obeys", resets=resets) as server:
+        bmc = {"type": "redfish", "address": f"http://127.0.0.1:{server.server_port}", "user": "admin"}
+        words = [word for name, value in bmc.items() for word in ("--bmc", f"{name}={value}")]
+        states = []
+        for action in ("status", "on", "status"):
+            done = gpunodes(tmp_path, "power", "127.0.0.9", action, *words, "--json")
+            assert done.returncode == 0, done.stderr
+            states.append(json.loads(done.stdout)["state"])
+        server.shutdown()
+    assert (states, resets) == (["off", "on", "on"], ["On"])
+    assert not list(tmp_path.glob("gpunodes-*")), "a file with what was given is left"
 
 
 def test_no_power_is_switched_with_a_kubeconfig_that_cannot_be_used(tmp_path: Path) -> None:

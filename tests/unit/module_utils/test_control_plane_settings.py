@@ -318,6 +318,17 @@ def test_a_static_pod_that_does_not_start_takes_everything_back(machine: Control
     assert not (machine.root / "kept").exists()
 
 
+def test_a_container_that_has_logged_nothing_yet_leaves_the_word_to_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def crictl(argv: list[str]) -> CommandResult:
+        return CommandResult(argv, 0, "", f"Error: of {argv[-1]}" if argv[-1] == "ended" else "")
+
+    monkeypatch.setattr(containers, "crictl", crictl)
+    monkeypatch.setattr(containers, "ids", lambda *_, **__: ["new", "ended", "older"])
+    assert settings._logged("kube-scheduler") == "; it logged: Error: of ended"
+
+
 def test_a_broken_api_server_is_taken_back_with_its_audit_policy(machine: ControlPlane) -> None:
     policy = machine.root / "audit-policy.json"
     policy.write_text('{"rules": []}')
@@ -540,6 +551,18 @@ def test_other_machines_are_refused(entries: Any, message: str) -> None:
     with pytest.raises(MachineProblem, match=message):
         settings.apply(wanted(scheduler={"v": "4"}), 1, check=False)
     assert compared.report(wanted())["managed"] == entries["kubeadm"].endswith("done")
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_control_plane_of_others_is_compared_on_request_only() -> None:
+    ledger.Ledger().save()
+    given = wanted(scheduler={"v": "4"})
+    assert compared.report(given)["differences"] == []
+    found = compared.report(given, foreign=True)
+    assert [(each["component"], each["name"], each["wanted"]) for each in found["differences"]][:1] == [
+        ("kube-scheduler", "--v", "4")
+    ]
+    assert not found["managed"], "its settings are never changed"
 
 
 def test_an_undo_does_not_start_what_a_restore_of_etcd_stopped(machine: ControlPlane) -> None:

@@ -24,6 +24,7 @@ from gpunodes.ansible.module_utils import (
     kube_api,
     kubeconfig,
     ledger,
+    lock,
     static_pod_files,
     tree,
 )
@@ -309,6 +310,8 @@ def test_an_api_that_is_not_ready_yet_is_waited_for(api: Api, monkeypatch: pytes
 
 # The upload
 
+lock_held = lock.held
+
 
 class Input:
     """Standard input of the program, by descriptor 0."""
@@ -327,6 +330,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(etcd_snapshot, "DATA", str(data))
     monkeypatch.setattr(etcd_upload, "check_authority", lambda _: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(lock, "held", lambda: lock_held(wait_s=0, path=str(tmp_path / "lock")))
     return data
 
 
@@ -348,6 +352,17 @@ def test_a_snapshot_is_received_once(
     assert next(target.iterdir()).read_bytes() == DATA
     assert next(target.iterdir()).stat().st_mode & 0o777 == 0o600
     assert upload(b"", monkeypatch, capsys) == [{"state": "present"}]
+
+
+def test_a_restore_that_a_killed_command_left_ends_first(
+    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It deletes the snapshot at its end: one that is present until then would be missing for the next restore."""
+    upload(DATA, monkeypatch, capsys)
+    with lock.held():
+        [answer] = upload(b"", monkeypatch, capsys)
+    assert "another run of gpunodes is changing this machine" in answer["error"]["found"]
+    assert len(list(target.iterdir())) == 1
 
 
 @pytest.mark.parametrize("data", [b"a snap", b"a snapshoX", b""])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from gpunodes.ansible.module_utils import ledger, undo
+from gpunodes.ansible.module_utils import ledger, packages, undo
 from gpunodes.ansible.module_utils.firewalls import firewalld, iptables, nftables, reading, ufw, wanted
-from gpunodes.ansible.module_utils.host import firewall
+from gpunodes.ansible.module_utils.host import firewall, installation
 from gpunodes.ansible.module_utils.host.changes import Changes
 from gpunodes.ansible.module_utils.host.converge import converge, diff
+from gpunodes.ansible.module_utils.host.sources import Sources
 from gpunodes.ansible.module_utils.host.spec import Firewall, Spec
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -468,6 +469,41 @@ def test_a_reset_removes_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     running.lost = "something"
     undo.Undoer()._reload_firewalld()
     assert (running.reloads, emptied) == (2, [True])
+
+
+def test_a_reset_removes_what_docker_made_in_firewalld() -> None:
+    """Docker makes its zone when it first starts, and its packages leave that. A zone that was there before stays."""
+    zone, policy = map(Path, firewalld.docker_files())
+    changes = Changes(Spec(forwards=True))
+    firewall.note_docker(changes)
+    assert changes.ledger.files == {}, "a machine without firewalld"
+    policy.parent.mkdir(parents=True)
+    policy.write_text("of the administrator's own Docker")
+    firewall.note_docker(changes)
+    changes.save()
+    zone.parent.mkdir()
+    zone.write_text("<zone/>")
+    undo.Undoer()._files()
+    assert not zone.exists()
+    assert policy.exists()
+
+
+def test_docker_is_recorded_before_its_packages() -> None:
+    Path(firewalld.ETC).mkdir()
+    noted: list[bool] = []
+
+    class Manager:
+        def effects(self, *_: Any, **__: Any) -> packages.Effects:
+            return packages.Effects(["docker.io"], [], [])
+
+        def install(self, *_: Any, **__: Any) -> None:
+            noted.append(set(firewalld.docker_files()) <= ledger.load().files.keys())
+
+    changes = Changes(Spec(forwards=True))
+    sources = Sources(changes)
+    sources.manager = cast("packages.Manager", Manager())
+    installation._install(changes, sources, {"docker.io": "26.1.5"})
+    assert noted == [True]
 
 
 ZONES = """docker (active)

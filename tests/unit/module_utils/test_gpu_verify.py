@@ -211,6 +211,39 @@ def test_a_node_is_proven_by_a_job_that_gets_one_gpu(monkeypatch: pytest.MonkeyP
     assert [call[0] for call in api.calls] == ["POST", "PATCH", "DELETE"]
 
 
+def test_the_devices_of_a_plugin_that_leaves_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of gpunodes_gpu_sharing the kubelet may still offer what the plugin before offered."""
+    plugin = pod("plugin-1", "Running") | {"spec": {"containers": [], "nodeName": "gpu-1"}}
+    plugin["metadata"]["labels"] = {"gpunodes.dev/sharing": "time-slicing-2"}
+    api = Api(4, plugin)
+    fact = "allocatable nvidia.com/gpu: 4; pod plugin-1 of the device plugin is being replaced, after 0 s"
+    assert levels(monkeypatch, api, 0.05) == [("kubelet", "failed", fact)]
+    api.node["metadata"]["labels"] = {"gpunodes.dev/sharing": "time-slicing-2"}
+    assert levels(monkeypatch, api)[0] == ("kubelet", "ok", "allocatable nvidia.com/gpu: 4")
+    plugin["metadata"]["deletionTimestamp"] = "2026-11-26T10:00:00Z"
+    assert levels(monkeypatch, api, 0.05) == [("kubelet", "failed", fact)]
+
+
+def test_a_job_whose_devices_are_gone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Api):
+        """Its kubelet refuses the first job's pod."""
+
+        def get(self, path: str, **query: str) -> Any:
+            found = super().get(path, **query)
+            if "job-name" in query.get("labelSelector", "") and len(self.jobs) < refused:
+                status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
+                found["items"][0]["status"] = status
+            return found
+
+    refused = 2
+    api = Refusing(2)
+    assert levels(monkeypatch, api)[1] == ("pod", "ok", "a job that requested one GPU got GPU-1")
+    assert [call[0] for call in api.calls] == ["POST", "DELETE", "POST", "PATCH", "DELETE"]
+    refused = 1 << 30
+    [level] = levels(monkeypatch, Refusing(2), 0.05)
+    assert level == ("kubelet", "failed", "pod p: UnexpectedAdmissionError: Allocate failed, after 0 s")
+
+
 def test_gpus_in_use_are_proof_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = pod("x", "Running", **{"nvidia.com/gpu": "2"})
     assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all of nvidia.com/gpu: 2")

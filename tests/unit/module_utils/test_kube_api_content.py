@@ -36,9 +36,9 @@ def answered(*pieces: bytes, pause_s: float = 0.0) -> Iterator[http.client.HTTPC
         connection.close()
 
 
-def read(connection: http.client.HTTPConnection) -> bytes:
+def read(connection: http.client.HTTPConnection, limits: kube_api.Limits | None = None) -> bytes:
     connection.request("GET", "/")
-    return kube_api._content(connection.getresponse())
+    return kube_api._content(connection.getresponse(), limits or kube_api.Limits())
 
 
 @pytest.mark.parametrize(
@@ -49,23 +49,21 @@ def test_a_connection_takes_the_next_request(body: bytes) -> None:
         assert [read(connection), read(connection)] == [b"{}", b"{}"]
 
 
-def test_a_log_that_drips_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_api, "_WHOLE_S", 0.2)
+def test_a_log_that_drips_ends_at_the_limit() -> None:
     with (
         answered(HEAD + b"Content-Length: 99\r\n\r\n", *[b"x"] * 99, pause_s=0.1) as connection,
         pytest.raises(TimeoutError, match="does not end"),
     ):
-        read(connection)
+        read(connection, kube_api.Limits(whole_s=0.2))
 
 
-def test_a_log_without_an_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_api, "_MOST", 1 << 20)
+def test_a_log_without_an_end_fills_no_memory() -> None:
     piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     with (
         answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[piece] * 64) as connection,
         pytest.raises(TimeoutError, match="does not end"),
     ):
-        read(connection)
+        read(connection, kube_api.Limits(most=1 << 20))
 
 
 def test_a_response_that_ends_early_is_none() -> None:
@@ -78,4 +76,4 @@ def test_a_response_that_ends_early_is_none() -> None:
         channel.sendall(HEAD + b"Content-Length: 9\r\n\r\nabc")
         channel.close()
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-            kube_api._content(connection.getresponse())
+            kube_api._content(connection.getresponse(), kube_api.Limits())

@@ -50,7 +50,16 @@ from gpunodes.ansible.module_utils import (
     upgrade_facts,
 )
 from gpunodes.ansible.module_utils.certificates import Certificate
-from gpunodes.ansible.module_utils.cluster import addons, nodes, optional, readiness, removal, storage, upgraded
+from gpunodes.ansible.module_utils.cluster import (
+    addons,
+    kubelet_gates,
+    nodes,
+    optional,
+    readiness,
+    removal,
+    storage,
+    upgraded,
+)
 from gpunodes.ansible.module_utils.driver_upgrade import upgrade as driver_upgrade
 from gpunodes.ansible.module_utils.etcd import Member
 from gpunodes.ansible.module_utils.firewalls import firewalld, nftables, ufw
@@ -973,8 +982,13 @@ def etcd_members(machine: Machine) -> dict[str, Any]:
 
 
 def control_plane_drift(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(compared, "report", lambda wanted: {"patches": dict(wanted.patches)})
+    machine.monkeypatch.setattr(compared, "report", lambda wanted, **_: {"patches": dict(wanted.patches)})
     return {"configuration": {}, "patches": {"etcd+merge": {}}}
+
+
+def read_gates(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(kubelet_gates, "report", lambda: {"nodes": {"worker-1": {"AllBeta": True}}})
+    return {}
 
 
 def os_pending(machine: Machine) -> dict[str, Any]:
@@ -991,6 +1005,7 @@ READING: dict[str, Prepare] = {
     "gpu_probe": gpu_probe,
     "host_diff": host_diff,
     "host_facts": host_facts,
+    "kubelet_gates": read_gates,
     "nfs_unmounted": lambda _: {"shares": ["nas.example:/export/training"]},
     "os_pending": os_pending,
     "addon_pending": addon_pending,

@@ -37,6 +37,8 @@ class Apt:
     removes: str = ""
     interrupted: bool = False
     archives: str = "'http://m/x.deb' x.deb 1 MD5Sum:0\n"
+    broken: str = ""
+    """A package whose configuration fails: it stays on the disk."""
 
     def run(self, *arguments: str) -> CommandResult:
         words = [each for each in arguments if not each.startswith("-o")]
@@ -54,10 +56,13 @@ class Apt:
             for each in words[1:]:
                 name, _, version = each.partition("=")
                 self.there[name] = packages.PackageState(version, held=False)
+                if name == self.broken:
+                    (Path(gpu_driver.BOOT) / f"vmlinuz-{RELEASE}").touch()
+                    return CommandResult(arguments, 100, "", "E: Sub-process /usr/bin/dpkg returned an error code (1)")
             self.simulation = ""
         elif words[0] == "purge":
             for name in words[1:]:
-                del self.there[name]
+                self.there.pop(name, None)
         return CommandResult(arguments, 0, out, "")
 
     def changes(self) -> list[list[str]]:
@@ -140,6 +145,38 @@ def test_a_kernel_for_which_dkms_fails_is_removed_before_it_can_boot(apt: Apt, m
     assert not {*NEW} & {*apt.there}
     assert apt.there[METAS[0]].version == "6.1.158-1"
     assert f"the kernel {RELEASE} is removed again: nv.c: error for {RELEASE}" in done.notes
+
+
+def test_a_kernel_whose_packages_dkms_fails_is_removed_too(apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's hook /etc/kernel/postinst.d/dkms fails the package of a kernel for which a module does not build."""
+    apt.broken = f"linux-image-{RELEASE}"
+    monkeypatch.setattr(kernels, "build_driver", lambda release: f"nv.c: error for {release}")
+    done = upgrade.apply(Request(driver=True))
+    assert [call[0] for call in apt.changes()] == ["install", "install", "purge", "hold"]
+    assert f"the kernel {RELEASE} is removed again: nv.c: error for {RELEASE}" in done.notes
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_kernel_that_fails_for_another_reason_is_an_error(
+    apt: Apt, monkeypatch: pytest.MonkeyPatch, driver: bool
+) -> None:
+    apt.broken = f"linux-image-{RELEASE}"
+    monkeypatch.setattr(kernels, "build_driver", lambda _: "")
+    with pytest.raises(MachineProblem, match="Sub-process"):
+        upgrade.apply(Request(driver=driver))
+    assert [call[0] for call in apt.changes()] == ["install", "install"]
+
+
+def test_a_kernel_that_an_interrupted_run_left_without_a_driver_is_removed_first(
+    apt: Apt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apt.interrupted, apt.simulation = True, ""
+    broken = f"half-configured linux-image-{RELEASE}\nunpacked linux-headers-{RELEASE}\n"
+    listing = f"{broken}installed linux-image-6.1.0-1\n"
+    monkeypatch.setattr(kernels, "run", lambda argv, *_: CommandResult(argv, 0, listing, ""))
+    monkeypatch.setattr(kernels, "has_driver", lambda _: False)
+    upgrade.apply(Request(driver=True))
+    assert apt.changes() == [["purge", f"linux-image-{RELEASE}", f"linux-headers-{RELEASE}"]]
 
 
 def test_a_kernel_that_builds_now_is_released(apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:

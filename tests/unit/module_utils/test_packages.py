@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from gpunodes.ansible.module_utils import packages
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -76,6 +78,27 @@ def test_a_source_that_apt_cannot_reach_is_why_there_is_no_version(monkeypatch: 
     assert manager.unread == ""
 
 
+@pytest.mark.parametrize(("complete", "fixed"), [(True, False), (False, True)])
+def test_a_package_that_fails_again_is_not_in_the_way(
+    monkeypatch: pytest.MonkeyPatch, complete: bool, fixed: bool
+) -> None:
+    """A driver whose module does not build fails at each configuration, until another one replaces it."""
+    calls: list[list[str]] = []
+
+    def run(argv: list[str], *_: object, **__: object) -> CommandResult:
+        calls.append(list(argv))
+        if "--audit" in argv:
+            return CommandResult(argv, 0, "The following packages are only half configured", "")
+        if "check" in argv:
+            return CommandResult(argv, 0 if complete else 100, "", "")
+        return CommandResult(argv, 1 if "--configure" in argv else 0, "", "dpkg: error processing package nvidia")
+
+    monkeypatch.setattr(packages, "run", run)
+    assert packages.Apt().finish_interrupted()
+    assert any("--configure" in call for call in calls)
+    assert any("--fix-broken" in call for call in calls) is fixed
+
+
 @pytest.mark.parametrize("manager", [packages.Apt(), packages.Dnf()])
 def test_only_a_package_that_is_missing_from_a_source_is_fetched_again(
     manager: packages.Manager, monkeypatch: pytest.MonkeyPatch
@@ -91,6 +114,44 @@ def test_only_a_package_that_is_missing_from_a_source_is_fetched_again(
     with pytest.raises(MachineProblem) as other:
         manager.install({"kubelet": "1"})
     assert not isinstance(other.value, packages.NotFetched)
+
+
+# What dpkg 1.22 and apt 3.0 do where a disk was full: kubelet was unpacked, and the package that it depends on was not.
+UNCONFIGURED = """\
+dpkg: dependency problems prevent configuration of kubelet:
+ kubelet depends on kubernetes-cni (>= 1.2.0); however:
+  Package kubernetes-cni is not installed.
+
+dpkg: error processing package kubelet (--configure):
+ dependency problems - leaving unconfigured
+Errors were encountered while processing:
+ kubelet
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_an_installation_that_lacks_a_dependency_is_finished(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    """dpkg cannot configure what it unpacked; apt installs what is missing, and configures both."""
+    ran: list[str] = []
+
+    def run(argv: Sequence[str], *_: object, **__: object) -> CommandResult:
+        known = [each for each in argv if each in {"--audit", "--configure", "check", "--fix-broken"}]
+        ran.append(" ".join([argv[0], *known]))
+        if "--audit" in argv:
+            return CommandResult(tuple(argv), 0, " kubelet              Node agent\n", "")
+        if "--configure" in argv:
+            return CommandResult(tuple(argv), 1, "", UNCONFIGURED)
+        if "check" in argv:
+            return CommandResult(tuple(argv), 100, "", "E: Unmet dependencies.")
+        return CommandResult(tuple(argv), 0 if works else 100, "", "" if works else "E: Unmet dependencies.")
+
+    monkeypatch.setattr(packages, "run", run)
+    if works:
+        assert packages.Apt().finish_interrupted()
+    else:
+        with pytest.raises(MachineProblem, match=r"apt-get install --fix-broken failed: .*Unmet dependencies"):
+            packages.Apt().finish_interrupted()
+    assert ran == ["dpkg --audit", "dpkg --configure", "apt-get check", "apt-get --fix-broken"]
 
 
 def test_dnf_transaction() -> None:

@@ -22,17 +22,24 @@ proc /proc proc rw 0 0
 
 
 @pytest.fixture(autouse=True)
-def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The owners that folders got: only root can give them."""
+    found: list[tuple[int, int]] = []
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
+    monkeypatch.setattr(os, "fchown", lambda _, user, group: found.append((user, group)))
+    return found
 
 
-def test_missing_folders_are_created_for_everyone_and_removed_while_empty(tmp_path: Path) -> None:
+def test_missing_folders_are_created_for_everyone_and_removed_while_empty(
+    tmp_path: Path, owners: list[tuple[int, int]]
+) -> None:
     folder = tmp_path / "srv/team/training"
     assert shared_folders.create([str(folder)], check=True).actions == [f"create {folder}"]
     assert not folder.exists()
     assert shared_folders.create([str(folder)], check=False).actions
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o755
+    assert owners.count((65534, 65534)) == 1, "of the innermost folder: the user that root of a pod is"
     assert not shared_folders.create([str(folder)], check=False).actions
     would = shared_folders.remove(check=True).actions
     assert folder.exists()

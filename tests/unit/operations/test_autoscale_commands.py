@@ -139,6 +139,18 @@ def test_up_prepares_machines_first_and_keeps_passwords_out_of_the_playbook(plac
     assert place.document["machines"]["w1"]["identity"]["uuid"] == uuid("w1")
 
 
+def test_a_machine_without_a_bmc_is_woken_by_the_address_that_it_reported(place: Objects, run: Run) -> None:
+    Path("hosts.yml").write_text(INVENTORY.replace("bmc_type: redfish", "bmc_type: wol"))
+    cluster = Inventory(Path("hosts.yml")).cluster
+    for number, name in enumerate(("w1", "w2")):
+        reported = {"hostname": name, "product_uuid": uuid(name), "macs": [f"52:54:00:00:00:0{number}"]}
+        identities.remember(cluster, {name: reported})
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.DONE, err
+    assert place.document["machines"]["w2"]["identity"]["macs"] == ["52:54:00:00:00:01"]
+    assert place.passwords == {}, "Wake-on-LAN has none"
+
+
 def test_a_machine_that_cannot_be_prepared_ends_it_before_the_plan(place: Objects, run: Run) -> None:
     place.failure = "No space left on device"
     code, _, err = run("up", "--yes")

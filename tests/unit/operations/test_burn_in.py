@@ -80,6 +80,35 @@ def test_the_tracker_reads_the_results() -> None:
     assert {"burn_in", "nccl"} == set(_ANSWERS[ended.phase])
 
 
+@pytest.mark.parametrize(
+    ("report", "nccl", "tainted", "removed"),
+    [
+        (REPORT, {}, True, True),
+        (REPORT, {"failed": ""}, False, True),
+        (REPORT, {"failed": "2 GB/s"}, False, False),
+        ({**REPORT, "failed": "memory on GPU 1: a DBE"}, {}, False, False),
+        ({**REPORT, "refused": "python uses GPU 0"}, {}, True, True),
+        ({**REPORT, "refused": "python uses GPU 0"}, {}, False, False),
+        (None, {}, False, False),
+    ],
+    ids=["passed", "NCCL, too", "not NCCL", "failed", "refused", "refused, with a taint before", "not tested"],
+)
+def test_when_the_taint_goes(report: Any, nccl: dict[str, str], *, tainted: bool, removed: bool) -> None:
+    """A condition with another result than true or false fails its task: the cause of a failed burn-in was lost.
+
+    ``tainted``: this run added the taint.
+    """
+    tasks = DataLoader().load_from_file(str(ROOT / "roles/burn_in/tasks/main.yml"), trusted_as_template=True)
+    [task] = [each for each in tasks if each["name"].startswith("Remove the taint from a node")]
+    variables = {
+        "burn_in_held": {"due": True, "changed": tainted},
+        "burn_in_result": {"burn_in": report} if report else {"skipped": True},
+        "burn_in_nccl": {"nccl": nccl} if nccl else {"skipped": True},
+        "burn_in_passed": bool(report and not report["failed"] and not report["refused"]),
+    }
+    assert Templar(DataLoader(), variables=variables).evaluate_conditional(task["when"]) is removed
+
+
 def test_a_join_ends_with_the_burn_in() -> None:
     for operation in (join.OPERATION, up.OPERATION):
         assert operation.phases[-2:] == (phases.BURN_IN, phases.STARTED), "pods come after it"

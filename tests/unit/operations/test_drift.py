@@ -145,7 +145,7 @@ def test_lines_and_document() -> None:
     assert view.lines(found).splitlines() == [
         "drift: cp-1: kube-apiserver --v is 2, the settings say 4",
         "drift: cp-1: an earlier change of its settings is not verified yet",
-        "`gpunodes rollout apply` applies the settings",
+        "`gpunodes rollout apply` applies the control planes' settings",
     ]
     assert view.lines(found[1:]) == ""
     document = json.loads(view.document_of(found))

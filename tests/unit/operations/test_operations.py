@@ -104,6 +104,22 @@ def test_a_failure_elsewhere_that_ends_the_run_is_named() -> None:
     assert "control-1 failed" in tracker.results(ok=False)[0].cause
 
 
+def test_a_failure_in_a_phase_that_others_do_not_have_is_not_theirs() -> None:
+    """A control plane without GPUs has finished when a GPU node fails in its burn-in, the last phase of the run."""
+    tracker = Tracker(TWO, (*WORK, phases.BURN_IN), Silent(), {"burn_in": {"b"}})
+    for event in (ended("a", "worker"), ended("b", "worker"), ended("b", "burn_in", Outcome.SKIPPED)):
+        tracker.on_event(event)
+    tracker.on_event(ended("a", "burn_in", Outcome.FAILED, "a DBE was found"))
+    a, b = tracker.results(ok=False)
+    assert (a.outcome, a.cause) == (Outcome.FAILED, "a DBE was found")
+    assert (b.outcome, b.cause) == (Outcome.UNCHANGED, "")
+    # One that has not reached its own last phase has not finished.
+    behind = Tracker(TWO, (*WORK, phases.BURN_IN), Silent(), {"burn_in": {"b"}})
+    behind.on_event(ended("b", "node"))
+    behind.on_event(ended("a", "burn_in", Outcome.FAILED, "a DBE was found"))
+    assert behind.results(ok=False)[1].cause == "stopped because a failed: a DBE was found"
+
+
 def test_a_handled_failure_does_not_count() -> None:
     tracker = Tracker(TWO, WORK, Silent())
     tracker.on_event(ended("a", "node", Outcome.FAILED, "handled"))

@@ -104,6 +104,14 @@ def test_other_user_names_are_refused(kind: Format, disk: str, user: str) -> Non
         seed.render(Seed(user, (KEY,), disk=disk), kind)
 
 
+@pytest.mark.parametrize("user", ["operator", "backup", "sudo", "wheel", "www-data"])
+@pytest.mark.parametrize(("kind", "disk"), ALL)
+def test_names_that_the_system_uses_are_refused(kind: Format, disk: str, user: str) -> None:
+    """`useradd operator` fails on Debian, which has a group of this name: the machine would have no user at all."""
+    with pytest.raises(WrongInput, match=f"{user} is a user or a group of the system itself"):
+        seed.render(Seed(user, (KEY,), disk=disk), kind)
+
+
 @pytest.mark.parametrize(
     "name", ["localhost", "A", "-a", "a-", "a.b", "a b", "a\n", "a;b", "x" * 64, "$(x)", "a'", 'a"', "ä", "{{x}}"]
 )

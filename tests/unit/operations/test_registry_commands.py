@@ -318,6 +318,26 @@ def test_down_removes_logins_trust_and_objects_and_says_where_the_images_are(
     assert (code, out.strip()) == (0, "the cluster has no registry")
 
 
+@pytest.mark.usefixtures("cluster", "runs")
+def test_down_waits_until_its_volume_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The API server keeps it until its claim is gone; `up` would apply to what is then deleted."""
+    gpunodes(capsys, "up")
+    name, seen = "gpunodes-images.gpunodes-registry", 4
+    real = RegistryServer.volumes
+
+    def volumes(api: RegistryServer) -> list[str]:
+        nonlocal seen
+        seen -= 1
+        return [name] if seen > 0 else real(api)
+
+    monkeypatch.setattr(RegistryServer, "volumes", volumes)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert gpunodes(capsys, "down", "--yes")[0] == 0
+    assert seen <= 0
+
+
 def test_down_keeps_the_address_while_a_node_trusts_it(
     cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:

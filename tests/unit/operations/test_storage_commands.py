@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,21 @@ def test_a_server_that_is_a_node_is_locked_as_one(place: Cluster, monkeypatch: p
     assert roles == [Role.WORKER, Role.WORKER]
     assert out.count('"w1"') == 1
     assert len(place.steps) == 2
+
+
+def test_what_changes_on_a_server_that_is_a_node_is_in_its_result(
+    place: Cluster, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    Path("hosts.yml").write_text(INVENTORY % "w1")
+    place.outcome = Outcome.UNCHANGED
+    for changes, outcome in ((("Install the NFS server",), "changed"), ((), "unchanged")):
+        result = MachineResult("w1", Outcome.CHANGED if changes else Outcome.UNCHANGED, changes=changes)
+        monkeypatch.setattr(server, "run", lambda *_, result=result, **__: ({}, result))
+        for words in (("up", "--dry-run", "--json"), ("down", "--yes", "--json")):
+            found = {each["name"]: each for each in json.loads(run(*words)[1])["machines"]}
+            assert list(found) == ["control-1", "w1", "w2"]
+            assert (found["w1"]["outcome"], found["w1"]["changes"]) == (outcome, list(changes))
+            assert found["w2"]["outcome"] == "unchanged"
 
 
 def test_down_needs_a_confirmation(place: Cluster, run: Run) -> None:

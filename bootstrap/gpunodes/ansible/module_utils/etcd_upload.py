@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from . import disk, etcd_snapshot, kubeconfig
+from . import disk, etcd_snapshot, kubeconfig, lock
 from .problem import MachineProblem
 
 PREFIX = "gpunodes-restore-"
@@ -39,17 +39,23 @@ def main(options: Mapping[str, Any]) -> None:
     signal.signal(signal.SIGTERM, _end)
     try:
         check_authority(str(options["ca_hash"]))
-        path = path_of(str(options["sha256"]))
-        if os.path.lexists(path) and digest(path) == options["sha256"]:
-            _line({"state": "present"})
-            return
-        clear()
-        _check_space(int(options["size"]))
-        _line({"state": "send"})
-        _receive(path, int(options["size"]), str(options["sha256"]))
-        _line({"state": "present"})
+        # The restore of a command that was killed may go on here, and deletes the snapshot at its end.
+        with lock.held():
+            _take(options)
     except MachineProblem as problem:
         _line({"error": asdict(problem.problem)})
+
+
+def _take(options: Mapping[str, Any]) -> None:
+    path = path_of(str(options["sha256"]))
+    if os.path.lexists(path) and digest(path) == options["sha256"]:
+        _line({"state": "present"})
+        return
+    clear()
+    _check_space(int(options["size"]))
+    _line({"state": "send"})
+    _receive(path, int(options["size"]), str(options["sha256"]))
+    _line({"state": "present"})
 
 
 def check_authority(ca_hash: str) -> None:

@@ -23,6 +23,9 @@ _TEMPLATES = f"{slices.API}/namespaces/kube-system/resourceclaimtemplates"
 _JOBS = "/apis/batch/v1/namespaces/kube-system/jobs"
 _PODS = f"{kube_api.SYSTEM}/pods"
 _POLL_S = 2.0
+_REFUSED = "UnexpectedAdmissionError"
+"""The reason of a pod whose devices the kubelet could not allocate. Source: github.com/kubernetes/kubernetes,
+pkg/kubelet/cm/admission/errors.go."""
 
 
 @dataclass
@@ -118,13 +121,21 @@ def _check_kubelet(client: Client, watch: _Watch) -> None:
     # Sharing and slicing offer more resources than GPUs. gpu_verify checks each GPU on the machine.
     watch.offered = devices.counts(node["status"].get("allocatable", {}))
     message = f"allocatable {_formatted(watch.offered)}"
-    if _is_enough(watch, label):
+    pods = on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
+    replaced = [pod["metadata"]["name"] for pod in pods if _is_replaced(pod, label)]
+    if _is_enough(watch, label) and not replaced:
         watch.levels.append(Level("kubelet", "ok", message))
         return
-    pods = on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
-    problems = [problem for problem in map(pod_problem, pods) if problem]
+    problems = [f"pod {name} of the device plugin is being replaced" for name in replaced]
+    problems += [problem for problem in map(pod_problem, pods) if problem]
     plugin = problems[0] if problems else "" if pods else "no pod of the device plugin runs on it"
     watch.reason = message + (f"; {plugin}" if plugin else "")
+
+
+def _is_replaced(plugin: Mapping[str, Any], label: str) -> bool:
+    """Whether a pod of the device plugin leaves the node: what it offered is void, and may still be allocatable."""
+    metadata = plugin["metadata"]
+    return bool(metadata.get("deletionTimestamp")) or (metadata.get("labels") or {}).get(devices.SHARING, "") != label
 
 
 def _check_slices(client: Client, watch: _Watch) -> None:
@@ -199,6 +210,12 @@ def _check_job(client: Client, watch: _Watch) -> None:
     name, phase = pod["metadata"]["name"], pod["status"].get("phase")
     if phase not in {"Succeeded", "Failed"}:
         watch.reason = pod_problem(pod) or f"pod {name} has not ended"
+        return
+    if pod["status"].get("reason") == _REFUSED:
+        # The kubelet still offered devices of a plugin that has just ended.
+        _delete(client, watch)
+        watch.job, watch.reason = "", f"pod {name}: {_REFUSED}: {pod['status'].get('message') or ''}".rstrip(": ")
+        watch.levels.clear()
         return
     message = str(client.get(f"{_PODS}/{name}/log").get("message", ""))
     # nvidia-smi lists slices below their GPU, with separate identities (MIG-...).

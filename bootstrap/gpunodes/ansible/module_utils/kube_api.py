@@ -8,19 +8,15 @@ import os
 import re
 import ssl
 import time
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from . import disk, kubeconfig
 from .problem import MachineProblem
 
-_CALL_LIMIT_S = 30
 _CONNECT_S = 5
 """Time limit in seconds for a connection while there is another address to try."""
-_WHOLE_S = 40
-"""Time limit in seconds for the body of a response."""
-_MOST = 256 << 20
-"""Maximum size of a response: lists of a large cluster have tens of megabytes."""
 _PATIENCE_S = 60
 NOT_FOUND = 404
 _CONFLICT = 409
@@ -52,6 +48,18 @@ class ApiError(MachineProblem):
         self.status = status
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one call. The API server passes on what a node sends: a byte now and then, or without an end."""
+
+    call_s: float = 30
+    """Seconds for a connection, and without a byte of the response."""
+    whole_s: float = 40
+    """Seconds for the body of a response."""
+    most: int = 256 << 20
+    """Bytes of a response: lists of a large cluster have tens of megabytes."""
+
+
 class Client:
     """One connection, opened at the first call and kept.
 
@@ -59,8 +67,11 @@ class Client:
     used if it accepts connections, else the endpoint of the cluster: the endpoint may be another machine's address.
     """
 
-    def __init__(self, config: kubeconfig.Kubeconfig, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self, config: kubeconfig.Kubeconfig, patience_s: float = _PATIENCE_S, limits: Limits | None = None
+    ) -> None:
         self._patience_s = patience_s
+        self._limits = limits or Limits()
         self._servers = [*([config.own] if config.own else []), config.server]
         context = ssl.create_default_context(cadata=config.ca)
         if config.certificate and config.key:
@@ -129,7 +140,7 @@ class Client:
                 connection = self._connect()
                 connection.request(method, target, data, headers)
                 response = connection.getresponse()
-                text = _content(response)
+                text = _content(response, self._limits)
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
@@ -141,7 +152,9 @@ class Client:
         except (ValueError, RecursionError):
             document = {"message": text.decode("utf-8", "replace").strip()}
         if response.status >= _FIRST_ERROR:
-            raise ApiError(response.status, str(document.get("message") or response.reason))
+            # A node may send anything.
+            message = document.get("message") if isinstance(document, dict) else None
+            raise ApiError(response.status, (message if isinstance(message, str) else "") or response.reason)
         return document
 
     def close(self) -> None:
@@ -158,9 +171,8 @@ class Client:
             host, port = address.hostname or "", address.port or 443
             self._where = f"{host}:{port}"
             is_last = server == self._servers[-1]
-            connection = http.client.HTTPSConnection(
-                host, port, timeout=_CALL_LIMIT_S if is_last else _CONNECT_S, context=self._context
-            )
+            limit = self._limits.call_s if is_last else min(self._limits.call_s, _CONNECT_S)
+            connection = http.client.HTTPSConnection(host, port, timeout=limit, context=self._context)
             try:
                 connection.connect()
             except (OSError, http.client.HTTPException):
@@ -168,24 +180,21 @@ class Client:
                 if is_last:
                     raise
                 continue
-            connection.sock.settimeout(_CALL_LIMIT_S)
+            connection.sock.settimeout(self._limits.call_s)
             break
         self._connection = connection
         return connection
 
 
-def _content(response: http.client.HTTPResponse) -> bytes:
-    """The body of a response; raises TimeoutError for one without an end, and HTTPException.
-
-    The API server passes on what a node sends, such as a pod's log: a byte now and then, or without an end.
-    """
-    deadline = time.monotonic() + _WHOLE_S
+def _content(response: http.client.HTTPResponse, limits: Limits) -> bytes:
+    """The body of a response; raises TimeoutError for one beyond the limits, and HTTPException."""
+    deadline = time.monotonic() + limits.whole_s
     pieces: list[bytes] = []
     size = 0
     while piece := response.read1(1 << 20):
         pieces.append(piece)
         size += len(piece)
-        if size > _MOST or time.monotonic() > deadline:
+        if size > limits.most or time.monotonic() > deadline:
             raise TimeoutError("a response that does not end")
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)

@@ -15,6 +15,9 @@ SECTION = "nfs_server"
 _MODE = 0o1777
 """As /tmp: pods have any user, and root of a pod is nobody (root_squash). Nobody removes the files of others."""
 _PARENT_MODE = 0o755
+# The user nobody (exports(5), anonuid): with fs.protected_regular a node's kernel lets a pod's root, whose files are
+# nobody's here, open files in such a folder only if it is nobody's, too (Documentation/admin-guide/sysctl/fs.rst).
+_OWNER = 65534
 
 
 def create(paths: Sequence[str], check: bool) -> Report:
@@ -41,9 +44,10 @@ def create(paths: Sequence[str], check: bool) -> Report:
 
 
 def _open_to_all(folder: str) -> None:
-    """Give a new folder its mode, which the umask limits for mkdir; never what a link there leads to."""
+    """Give a new folder its owner, and its mode, which the umask limits for mkdir; never what a link there leads to."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        os.fchown(descriptor, _OWNER, _OWNER)
         os.fchmod(descriptor, _MODE)
     finally:
         os.close(descriptor)

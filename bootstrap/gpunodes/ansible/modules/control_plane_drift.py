@@ -14,7 +14,7 @@ description:
     kubeadm's configuration in the cluster, the audit policy and the names in the API server's certificate with the
     settings. Images are not compared.
   - Never changes anything, and never fails because of the control plane. A machine that gpunodes did not make a control
-    plane has no differences.
+    plane has no differences, unless O(foreign) is set.
 options:
   configuration:
     description: >-
@@ -34,6 +34,10 @@ options:
     description: C(podSubnet) and C(serviceSubnet) of the settings.
     type: dict
     default: {}
+  foreign:
+    description: Whether a control plane that gpunodes did not make is compared, too.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -84,6 +88,7 @@ def main() -> None:
             "patches": {"type": "dict", "default": {}},
             "files": {"type": "dict", "default": {}},
             "networks": {"type": "dict", "default": {}},
+            "foreign": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -91,7 +96,7 @@ def main() -> None:
     def work() -> dict[str, object]:
         given = module.params
         wanted = compared.Wanted(given["configuration"], given["patches"], given["files"], given["networks"])
-        return {"changed": False, "control_plane_drift": compared.report(wanted)}
+        return {"changed": False, "control_plane_drift": compared.report(wanted, foreign=given["foreign"])}
 
     carry_out(module, work, changes=False)
 

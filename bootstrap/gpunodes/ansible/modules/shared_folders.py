@@ -10,7 +10,7 @@ module: shared_folders
 short_description: Create the folders that a storage server shares
 version_added: "0.1.0"
 description:
-  - Creates each folder that does not exist, with mode 1777, and records it in the ledger.
+  - Creates each folder that does not exist, with mode 1777 and the owner nobody, and records it in the ledger.
   - Existing folders stay as they are.
   - With V(absent) removes the folders that it created, if they are empty. It never removes a file.
 options:

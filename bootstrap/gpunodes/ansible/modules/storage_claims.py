@@ -27,7 +27,7 @@ options:
   timeout:
     description: Seconds to wait for the claims, and for each pod.
     type: int
-    default: 120
+    default: 300
 attributes:
   check_mode:
     support: partial
@@ -73,7 +73,7 @@ def main() -> None:
         argument_spec={
             "claims": {"type": "list", "elements": "dict", "required": True},
             "image": {"type": "str", "default": ""},
-            "timeout": {"type": "int", "default": 120},
+            "timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
     )

@@ -202,15 +202,22 @@ class RegistryServer(Workloads):
         ]
 
     def _wait_removed(self) -> None:
+        """Wait for the volumes, too: what `registry up` applied to one that is being deleted would go with it."""
         deadline = time.monotonic() + _GONE_S
-        while self._find(f"{_PATHS['Namespace']}/{NAMESPACE}") is not None:
+        while left := self._left():
             if time.monotonic() > deadline:
                 raise GpunodesError(
-                    f"the namespace {NAMESPACE} is being deleted, and is still there after {_GONE_S:.0f} s",
-                    "a namespace that is gone",
-                    f"see `kubectl describe namespace {NAMESPACE}`, then run the same command again",
+                    f"the {left} is being deleted, and is still there after {_GONE_S:.0f} s",
+                    "an object that is gone",
+                    f"see `kubectl describe {left}`, then run the same command again",
                 )
             time.sleep(1)
+
+    def _left(self) -> str:
+        """What is still there of the namespace and the volumes, "" for nothing."""
+        if self._find(f"{_PATHS['Namespace']}/{NAMESPACE}") is not None:
+            return f"namespace {NAMESPACE}"
+        return next((f"persistentvolume {name}" for name in self.volumes()), "")
 
     def _own(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object of the registry; None without it. Raises WrongInput if gpunodes did not make it."""

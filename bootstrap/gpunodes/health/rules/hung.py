@@ -52,7 +52,7 @@ def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 
 def _waits_for_nfs(facts: Facts) -> bool:
-    """Whether the nvidia-smi that does not end waits for an NFS server, by its stack; False without one."""
+    """Whether the nvidia-smi that does not end waits for an NFS server or a folder, by its stack; False without one."""
     frames = [frame for task in facts.tasks if task.pid == facts.smi.pid for frame in task.stack]
     return any(map(_is_nfs, frames)) and not any(map(_has_frame, frames))
 
@@ -66,7 +66,7 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     if smi is None or smi.status not in {"stuck", "timeout"}:
         return
     if data.facts and smi.task_state == "D" and _waits_for_nfs(data.facts):
-        message = f"nvidia-smi ({smi.pid}) waits for an NFS server, not for the driver: check again when that responds."
+        message = f"nvidia-smi ({smi.pid}) waits for an NFS server or a folder, not for the driver: check again later."
         yield rule.finding(Action.NONE, message, watch=True)
     elif smi.task_state == "D":
         message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; gpunodes does not start a second one."

@@ -47,6 +47,8 @@ def go_mod(
     # Several are modules of one release, as etcd's server and its tools.
     modules = [each["Path"] for each in old["Require"] if not each.get("Indirect")]
     further = [each for each in (libraries or {}).get("Require", ()) if each.get("Indirect")]
+    # Of modules that it replaces it may require a version that does not exist.
+    further = [each for each in further if each["Version"] != "v0.0.0"]
     shared = [f"{each['Path']} {each['Version']} // indirect" for each in further]
     versions = (upstream["Go"], (libraries or upstream)["Go"])
     return "\n".join(

@@ -27,8 +27,8 @@ from gpunodes.operations.tracker import RunView
 from gpunodes.planner import autoscale
 
 _PLAYBOOK = "autoscale.yml"
-_READY_S = 300.0
-"""Time limit in seconds for the autoscaler's pod, and for its first look at all machines."""
+_READY_S = 600.0
+"""Time limit in seconds for the autoscaler's pod, whose image is pulled, and for its first look at all machines."""
 _POLL_S = 3.0
 
 

@@ -86,7 +86,8 @@ def gather(
     wrong = list(autoscale.problems(found, own_image=bool(given["gpunodes_power_image"])))
     if wrong:
         raise together([WrongInput(f"{name} of a pool that scales: {why}") for name, why in wrong])
-    accesses, jumps = {each.node: kinds.access(each.name, each.settings) for each in found}, Jumps()
+    accesses = {each.node: kinds.access(each.name, each.settings, macs=each.identity.macs) for each in found}
+    jumps = Jumps()
     found = [replace(each, jump=jumps.add(each.name, accesses[each.node])) for each in found]
     passwords = {node: access.password for node, access in accesses.items() if access and access.password}
     return Gathered(

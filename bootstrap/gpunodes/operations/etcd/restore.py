@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes import shape
+from gpunodes.ansible.module_utils import lock
 from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
 from gpunodes.errors import GpunodesError, WrongInput
@@ -28,8 +29,8 @@ OPERATION = Operation(
     ends_cluster=True,
     replaces_objects=True,
 )
-_HASH_S = 900.0
-"""Seconds in which a machine must have computed the SHA-256 of a snapshot."""
+_HASH_S = 900.0 + lock.WAIT_S
+"""Seconds in which a machine must have computed the SHA-256 of a snapshot, after a run that still changes it."""
 _PROGRESS_S = 2.0
 _ANSWERS = (
     {"state": shape.one_of("present", "send")},

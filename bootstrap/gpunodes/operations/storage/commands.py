@@ -9,7 +9,7 @@ from typing import Any
 from gpunodes.engine import control_planes, journal, runner
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput, together
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, MachineResult, PreflightFinding, Role, RunResult
+from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult
 from gpunodes.operations import phases, switched_off
 from gpunodes.operations.repair.context import Report
 from gpunodes.operations.run import Operation, RunOptions, carry_out
@@ -49,19 +49,19 @@ def up(inventory: Inventory, view: RunView, report: Report, options: RunOptions)
             raise together(wrong)
         if not options.dry_run and (released := objects.delete_released(present)):
             report("", f"deleted volumes whose claims were deleted: {', '.join(released)}")
-    done: list[MachineResult] = []
+    served: list[MachineResult] = []
     warnings: Sequence[PreflightFinding] = ()
     if machine:
         report("", f"{machine.name}: serving the shares")
         facts, result = server.run(inventory, machine, UP.name, state="present", dry_run=options.dry_run)
         warnings = findings.of_server(machine, facts, storage.own_names(value))
-        done = [] if machine.role is not Role.STORAGE else [result]
+        served = [result]
     nodes, left = _nodes(inventory)
     for name, why in left.items():
         report(name, why)
     ended = carry_out(UP, inventory, nodes, view, options)
     view.findings(warnings)
-    return replace(ended, machines=[*done, *ended.machines], findings=[*ended.findings, *warnings])
+    return replace(ended, machines=_with_servers(served, ended.machines), findings=[*ended.findings, *warnings])
 
 
 def verify(inventory: Inventory, view: RunView) -> RunResult:
@@ -104,12 +104,24 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
     # The next run continues: a node that may still have it mounted keeps its server.
     if ended.exit_code is not ExitCode.DONE:
         return ended
-    done = []
+    served = []
     for machine in machines:
         report("", f"{machine.name}: stopping to serve; the data stays")
         _, result = server.run(inventory, machine, DOWN.name, state="absent", dry_run=options.dry_run)
-        done += [] if machine.role is not Role.STORAGE else [result]
-    return replace(ended, machines=[*ended.machines, *done])
+        served.append(result)
+    return replace(ended, machines=_with_servers(served, ended.machines))
+
+
+def _with_servers(served: Sequence[MachineResult], nodes: Sequence[MachineResult]) -> list[MachineResult]:
+    """The results of servers that are no nodes, then those of nodes, with the changes of a server that is one."""
+    changes = {each.name: each.changes for each in served}
+    names = {each.name for each in nodes}
+    found = [each for each in served if each.name not in names]
+    for each in nodes:
+        own = changes.get(each.name, ())
+        outcome = Outcome.CHANGED if own and each.outcome is Outcome.UNCHANGED else each.outcome
+        found.append(replace(each, outcome=outcome, changes=(*own, *each.changes)))
+    return found
 
 
 def setting(inventory: Inventory) -> Sequence[Mapping[str, Any]]:

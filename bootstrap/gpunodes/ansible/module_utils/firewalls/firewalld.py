@@ -30,6 +30,14 @@ _MADE_BY_OTHERS = re.compile(r"docker0|br-\w+|virbr\d+|cni0|flannel\.1|veth\w+")
 RUNNING = "the rules of running pods and services"
 
 
+def docker_files() -> list[str]:
+    """The files that Docker makes in firewalld's configuration when it first starts, and that its packages leave.
+
+    Source: moby 26.1, libnetwork/iptables/firewalld.go (the zone); the policy is of newer versions.
+    """
+    return [f"{ETC}/zones/docker.xml", f"{ETC}/policies/docker-forwarding.xml"]
+
+
 def is_active() -> bool:
     """Whether firewalld runs."""
     return os.path.isdir(ETC) and run(["systemctl", "is-active", "--quiet", "firewalld"]).ok

@@ -6,7 +6,9 @@ all, stays reachable. An inactive firewall is not touched.
 
 from __future__ import annotations
 
-from .. import disk
+import os
+
+from .. import disk, ledger
 from ..firewalls import firewalld, nftables, ufw, wanted
 from ..problem import MachineProblem
 from ..process import must
@@ -27,6 +29,15 @@ def open_ports(changes: Changes, firewall: Firewall) -> None:
         _firewalld(changes, firewall)
     if chains := nftables.chains():
         _nftables(changes, firewall, chains)
+
+
+def note_docker(changes: Changes) -> None:
+    """Record what Docker will add to firewalld's configuration, before it is installed."""
+    if not os.path.isdir(firewalld.ETC):
+        return
+    for path in firewalld.docker_files():
+        if not os.path.lexists(path):
+            changes.ledger.note_file(path, ledger.OldFile(None))
 
 
 def _ufw(changes: Changes, firewall: Firewall) -> None:

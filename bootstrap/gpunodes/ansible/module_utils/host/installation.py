@@ -8,7 +8,7 @@ from .. import packages
 from ..problem import MachineProblem
 from ..process import last_line, run
 from ..report import Difference
-from . import files, kernel, services, users
+from . import files, firewall, kernel, services, users
 from .changes import Changes
 from .sources import Sources
 
@@ -94,6 +94,7 @@ def _install(changes: Changes, sources: Sources, chosen: Mapping[str, str]) -> N
         )
     if changes.spec.forwards:
         kernel.note_forwarding(changes)
+        firewall.note_docker(changes)
     changes.ledger.note_packages(effects.installs)
     changes.ledger.note_groups(name for name in changes.spec.groups if not users.has_group(name))
     changes.ledger.note_users(name for name in changes.spec.users if not users.has_user(name))

@@ -61,15 +61,18 @@ class Compared:
         )
 
 
-def report(wanted: Wanted) -> dict[str, Any]:
-    """The differences as the module ``control_plane_drift`` returns them; a problem is a part of the result."""
+def report(wanted: Wanted, *, foreign: bool = False) -> dict[str, Any]:
+    """The differences as the module ``control_plane_drift`` returns them; a problem is a part of the result.
+
+    ``foreign``: a control plane that gpunodes did not make is compared, too; nothing applies the settings to it.
+    """
     empty: dict[str, Any] = {"managed": False, "problem": "", "unverified": False, "differences": [], "left_out": 0}
     try:
         machine_ledger = ledger.load()
-        # Nothing of a machine that gpunodes did not make a control plane is its business.
-        if not machine_ledger.kubeadm.endswith(" done") or not is_control_plane():
+        made = machine_ledger.kubeadm.endswith(" done")
+        if not (made or foreign) or not is_control_plane():
             return empty
-        empty |= {"managed": True, "unverified": bool(machine_ledger.control_plane)}
+        empty |= {"managed": made, "unverified": bool(machine_ledger.control_plane)}
         found = compare(wanted, own_client(_READ_S))
     except MachineProblem as problem:
         return {**empty, "problem": str(problem)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -181,14 +182,15 @@ def _is_ready(name: str, address: str) -> bool:
 
 
 def _logged(name: str) -> str:
-    """What the newest container of a component logged about its end, as a part of a sentence."""
-    found = containers.ids(name, every=True)
-    if not found:
-        return ""
-    done = containers.crictl(["logs", "--tail=40", found[0]])
-    lines = [line.strip() for line in (done.err + "\n" + done.out).splitlines() if line.strip()]
-    telling = [line for line in lines if line.lower().startswith("error") or (line[:1] == "F" and line[1:5].isdigit())]
-    return f"; it logged: {tree.shown((telling or lines)[-1][:300])}" if lines else ""
+    """What a component's newest container with a log said about its end, as a part of a sentence."""
+    # One that has just started has logged nothing yet: the one before ended.
+    for container in containers.ids(name, every=True)[:2]:
+        done = containers.crictl(["logs", "--tail=40", container])
+        lines = [line.strip() for line in (done.err + "\n" + done.out).splitlines() if line.strip()]
+        telling = [line for line in lines if line.lower().startswith("error") or re.match(r"F\d{4}", line)]
+        if lines:
+            return f"; it logged: {tree.shown((telling or lines)[-1][:300])}"
+    return ""
 
 
 def _taken_back(error: MachineProblem, machine_ledger: Ledger, limit_s: float) -> MachineProblem:

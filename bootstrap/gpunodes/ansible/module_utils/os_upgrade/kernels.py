@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
+import platform
 import re
 
 from ..host import gpu_driver
 from ..process import run
 
 _BUILD_LIMIT_S = 3600
+_PACKAGES = ("linux-image-", "linux-image-unsigned-", "linux-headers-")
 
 
 def numbers(release: str) -> tuple[int, ...]:
@@ -50,6 +52,19 @@ def newest(running: str) -> str:
 def has_driver(release: str) -> bool:
     """Whether the driver's module exists for a kernel."""
     return bool(gpu_driver._version("nvidia", release))
+
+
+def half_installed() -> list[str]:
+    """The packages of kernels without the driver's module that dpkg could not configure; never of the running one."""
+    listing = run(["dpkg-query", "-W", "-f=${db:Status-Status} ${Package}\n", *(f"{each}[0-9]*" for each in _PACKAGES)])
+    found = []
+    for line in listing.out.splitlines():
+        status, _, name = line.partition(" ")
+        release = name.partition("-")[2].partition("-")[2].removeprefix("unsigned-")
+        broken = status in {"unpacked", "half-configured", "half-installed", "triggers-awaited", "triggers-pending"}
+        if broken and release != platform.release() and not has_driver(release):
+            found.append(name)
+    return found
 
 
 def build_driver(release: str) -> str:

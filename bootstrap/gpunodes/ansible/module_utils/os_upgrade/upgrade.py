@@ -90,7 +90,7 @@ def apply(request: Request, check: bool = False) -> Outcome:
     done = Outcome()
     locks.wait()
     manager = packages.detect()
-    if not check and manager.finish_interrupted():
+    if not check and _finish_interrupted(manager, request, done):
         done.actions.append("finish an interrupted package installation")
         done.differences.append(Difference("package manager", {"state": "interrupted"}, {"state": "consistent"}))
     found = look()
@@ -106,12 +106,14 @@ def apply(request: Request, check: bool = False) -> Outcome:
             return done
         _release(metas, done, check)
         new = _of_kernel(found, release, request)
-        _install(new, f"install the kernel {release}", done, check)
+        failure = _install_kernel(new, release, done, check)
         if not check:
             if why := kernels.build_driver(release) if request.driver else "":
-                _remove(new, f"the kernel {release} is removed again: {why}", done)
+                _remove([each.name for each in new], f"the kernel {release} is removed again: {why}", done)
                 _hold(metas, "", done, check)
                 return done
+            if failure:
+                raise failure
             # The packages that depend on the newest kernel keep it, as after an upgrade by hand.
             run(["apt-mark", "auto", *(each.name for each in new)])
     if metas:
@@ -244,6 +246,29 @@ def _check_newest(request: Request) -> None:
 # --- changes ---
 
 
+def _finish_interrupted(manager: packages.Manager, request: Request, done: Outcome) -> bool:
+    """Finish an interrupted installation, without kernels for which the driver does not build: they fail again."""
+    was = manager.finish_interrupted()
+    if was and request.driver and (names := kernels.half_installed()):
+        _remove(names, f"removed again, because the driver does not build for this kernel: {', '.join(names)}", done)
+    return was
+
+
+def _install_kernel(new: Sequence[Package], release: str, done: Outcome, check: bool) -> MachineProblem | None:
+    """Install a kernel; why its packages were not configured, although it is on the disk, None if they were.
+
+    DKMS fails them if a module does not build (Debian, /etc/kernel/postinst.d/dkms). Raises MachineProblem if nothing
+    was installed.
+    """
+    try:
+        _install(new, f"install the kernel {release}", done, check)
+    except MachineProblem as problem:
+        if not os.path.exists(f"{gpu_driver.BOOT}/vmlinuz-{release}"):
+            raise
+        return problem
+    return None
+
+
 def _install(wanted: Sequence[Package], action: str, done: Outcome, check: bool) -> None:
     """Install exactly these versions; raises MachineProblem if that would remove a package."""
     versions = _versions({each.name: each.new for each in wanted})
@@ -270,9 +295,8 @@ def _install(wanted: Sequence[Package], action: str, done: Outcome, check: bool)
     ]
 
 
-def _remove(new: Sequence[Package], note: str, done: Outcome) -> None:
-    """Remove a kernel that was just installed."""
-    names = [each.name for each in new]
+def _remove(names: Sequence[str], note: str, done: Outcome) -> None:
+    """Remove the packages of a kernel that was just installed."""
     done.actions.append(f"remove {', '.join(names)}")
     done.notes.append(note)
     _must(f"removing {', '.join(names)}", apt("purge", *names))

@@ -1,0 +1,60 @@
+"""The playbook of the autoscaler installs it, with the image of an archive: the walk of all playbooks removes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpunodes.engine import control_planes
+from gpunodes.engine.fleet import InventoryFleet
+from gpunodes.inventory import Inventory
+from gpunodes.lab.mirror.oci import Blobs, OciImage, write_archive
+from gpunodes.lab.mirror.tree import TreeEntry
+from gpunodes.operations.autoscale import commands
+
+from tests.hostile import Machines
+from tests.trust.test_walk import check, make, modules, played
+
+POOLS = {"h100": {"priority": 50, "spare": 1, "gpus": 8, "taints": []}}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """A small archive as `make image` writes it."""
+    blobs = Blobs(tmp_path / "blobs")
+    image = OciImage("gpunodes.dev/gpunodes", ("1.0",), (blobs.layer([TreeEntry("/program", b"")]),), ("/program",))
+    write_archive(path := tmp_path / "image.oci.tar", image, blobs, "amd64")
+    return path
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return make(tmp_path, monkeypatch)
+
+
+def test_it_is_installed_with_the_image_of_an_archive(fleet: Machines, archive: Path) -> None:
+    fleet.answer("control-1", "image_loaded", {"actions": [], "loaded": False})
+    fleet.answer("control-1", "stat", {"stat": {"exists": False}})
+    given = {"autoscaler_state": "present", "autoscaler_archive": str(archive), "autoscaler_pools": POOLS}
+    done = played(fleet, "autoscale.yml", "-e", json.dumps(given))
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    assert modules(fleet) == {"image_loaded", "copy", "stat", "kube_objects"}
+    assert fleet.asked.count("control-1/image_loaded") == 2
+
+
+def test_the_command_runs_it_and_copies_no_image_that_is_loaded(
+    fleet: Machines, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(control_planes, "choose", lambda each: control_planes.Choice(each.control_planes()[0]))
+    fleet.answer("control-1", "image_loaded", {"actions": [], "loaded": True})
+    commands._run(InventoryFleet(Inventory(fleet.inventory)), POOLS, archive, state="present")
+    assert modules(fleet) == {"image_loaded", "kube_objects"}
+
+
+def test_it_needs_an_image(fleet: Machines) -> None:
+    done = played(fleet, "autoscale.yml", "-e", "autoscaler_state=present")
+    assert "there is no image of the power server" in " ".join(done.stdout.split())
+    assert modules(fleet) == set()

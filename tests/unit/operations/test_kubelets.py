@@ -1,0 +1,170 @@
+"""Feature gates of kubelets in `status`, `preflight` and `upgrade plan`; the plays are stand-ins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpunodes.cli import main
+from gpunodes.engine import runner
+from gpunodes.inventory import Inventory
+from gpunodes.model import Event, Outcome, TaskEnded
+from gpunodes.operations import preflight, status
+from gpunodes.planner.drift import MachineDrift
+from gpunodes.planner.kubelet_drift import Kubelet, compare
+from gpunodes.settings import resolve
+from gpunodes.views import drift as view
+
+from tests.hostile import ATTACKS, cluster_report, machine_report
+from tests.stand_ins import Silent
+
+NODES = {"control-1": 1, "worker-1": 2, "worker-2": 3, "foreign": 9}
+INVENTORY = """
+all: {vars: {gpunodes_feature_gates: {AllBeta: true}}}
+control_plane: {hosts: {control-1: {ansible_host: 10.0.0.1}}}
+workers:
+  hosts:
+    worker-1: {ansible_host: 10.0.0.2}
+    worker-2: {ansible_host: 10.0.0.3, gpunodes_feature_gates: {ContainerCheckpoint: false}}
+"""
+NONE: dict[str, Any] = {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
+
+
+class Playing:
+    """Plays in which the control plane reports this of the kubelets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, report: object) -> None:
+        self.report = report
+        self.asked: list[tuple[str, Any]] = []
+        monkeypatch.setattr(runner, "run", self.run)
+
+    def run(self, play: runner.Play, folder: Path, on_event: Callable[[Event], None], *_: Any) -> runner.PlayResult:
+        reads = play.playbook == "status.yml" or (play.variables or {}).get("facts_kubelets")
+        self.asked.append((play.playbook, reads))
+        own: list[tuple[str, str, Mapping[str, Any]]] = [
+            ("control-1", "status" if play.playbook == "status.yml" else "cluster", {"cluster": cluster_report(NODES)})
+        ]
+        if play.playbook == "facts.yml":
+            own += [
+                (name, "settings", {"host_facts": machine_report(name, NODES[name])})
+                for name in play.variables["facts_wanted"]  # type: ignore[index]  # preflight gives it
+            ]
+        if reads and self.report is not None:
+            own += [("control-1", "cluster", {"kubelet_gates": self.report})]
+            # Nobody but the control plane that was chosen reports it.
+            own += [("worker-1", "cluster", {"kubelet_gates": {**NONE, "problem": "evil"}})]
+        for machine, role, result in own:
+            on_event(TaskEnded(machine, role, "Read", Outcome.UNCHANGED, 1.0, result))
+        return runner.PlayResult(ok=True, interrupted=False, log=folder / "stdout")
+
+
+@pytest.fixture
+def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "hosts.yml").write_text(INVENTORY)
+    return Inventory(tmp_path / "hosts.yml")
+
+
+SET = {"AllBeta": True}
+DIFFERENT = {
+    **NONE,
+    "nodes": {"control-1": SET, "worker-1": {"AllBeta": False}, "worker-2": SET, "foreign": {"AllAlpha": True}},
+}
+TEXTS = {
+    "worker-1": ["kubelet feature gate AllBeta is false, the settings say true"],
+    "worker-2": [
+        "kubelet feature gate AllBeta is true, neither the settings nor the cluster set it",
+        "kubelet feature gate ContainerCheckpoint is not set, the settings say false",
+    ],
+}
+"""The differences by machine; the foreign node is no machine of the inventory."""
+
+
+def test_status_lists_kubelets_that_differ(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    Playing(monkeypatch, DIFFERENT)
+    found = status.run(inventory, Silent())
+    assert {each.machine: [one.text for one in each.differences] for each in found.drift} == TEXTS
+    assert not any(each.pending for each in found.drift)
+    assert [warning for warning in found.warnings if "gates" in warning] == []
+
+
+def test_what_status_prints(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Playing(monkeypatch, {**DIFFERENT, "silent": {"control-1": "no complete answer within 4 s"}})
+    for more in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", ["gpunodes", "status", "-i", str(inventory.path), *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out = capsys.readouterr().out
+        assert ended.value.code in {None, 0}
+        if more:
+            document = json.loads(out)
+            assert [one["kind"] for each in document["drift"] for one in each["differences"]] == ["kubelet"] * 3
+        else:
+            assert "drift: worker-1: kubelet feature gate AllBeta is false, the settings say true\n" in out
+            assert "`gpunodes up` applies the kubelets' settings" in out
+            assert "rollout apply" not in out
+            assert "warning: 1 kubelet did not report feature gates: control-1 (control-1: no complete" in out
+
+
+@pytest.mark.parametrize(
+    "report", [None, [], {**NONE, "problem": "the API is away"}, {**NONE, "nodes": {"a": {"b": 1}}}]
+)
+def test_a_report_that_cannot_be_used_is_a_warning(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, report: object
+) -> None:
+    Playing(monkeypatch, report)
+    found = status.run(inventory, Silent())
+    assert found.drift == []
+    [warning] = [each for each in found.warnings if "gates" in each]
+    assert warning.startswith("the feature gates of the kubelets are unknown: ")
+    assert "evil" not in warning
+
+
+def test_preflight_warns_of_the_machines_that_were_named(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    playing = Playing(monkeypatch, DIFFERENT)
+    machines = [machine for machine in inventory.machines() if machine.name != "worker-2"]
+    found = [each for each in preflight.run(inventory, machines, Silent()).findings if each.check == "drift"]
+    text = f"settings of the kubelet differ from the running one: {TEXTS['worker-1'][0]}"
+    remedy = "`gpunodes up` applies them, `gpunodes status` lists all"
+    assert [(each.machine, str(each.problem)) for each in found] == [("worker-1", f"{text}; {remedy}")]
+    assert all(reads for _, reads in playing.asked)
+
+
+def test_runs_that_apply_it_do_not_read_it(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up` and `join` apply what they would warn of."""
+    playing = Playing(monkeypatch, DIFFERENT)
+    seen = preflight.inspect(inventory, inventory.machines(), Path(), Silent(), {}, sources=False, compares=True)
+    assert playing.asked == [("facts.yml", False)]
+    assert preflight.drift_findings(seen) == []
+
+
+def test_many_equal_kubelets_are_one_line() -> None:
+    settings = resolve({"gpunodes_feature_gates": SET})
+    kubelets = [Kubelet(f"w-{number}", f"w-{number}", "v1.36.3", False, settings) for number in range(500)]
+    found = compare({**NONE, "nodes": {each.node: {} for each in kubelets}}, kubelets)
+    assert view.lines([*found.machines, MachineDrift("cp-1", unverified=True)]).splitlines() == [
+        "drift: cp-1: an earlier change of its settings is not verified yet",
+        "drift: w-0, w-1, w-2 and 497 more: kubelet feature gate AllBeta is not set, the settings say true",
+        "`gpunodes rollout apply` applies the control planes' settings",
+        "`gpunodes up` applies the kubelets' settings",
+    ]
+    assert len(json.loads(view.document_of(found.machines))["machines"]) == 500
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, "y" * 5000, "\x1b[2J\nwarning: fake"])
+def test_why_a_kubelet_did_not_respond_is_short_and_printable(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], attack: str
+) -> None:
+    Playing(monkeypatch, {**NONE, "silent": {"worker-1": attack}})
+    monkeypatch.setattr("sys.argv", ["gpunodes", "status", "-i", str(inventory.path)])
+    with pytest.raises(SystemExit):
+        main()
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.isprintable() for line in lines)
+    [warning] = [line for line in lines if "feature gates" in line]
+    assert len(warning) < 500
