@@ -152,13 +152,12 @@ def test_a_worker_is_complete_when_its_kubelet_is(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("role", "kubeadm", "joined", "target", "words"),
+    ("role", "kubeadm", "target", "words"),
     [
-        (None, "1.36.3", True, "1.36.3", "is not a node"),
-        ("worker", "1.36.3", False, "1.36.3", "gpunodes did not make"),
-        ("worker", "1.35.4", True, "1.36.3", "kubeadm 1.35.4 is installed"),
-        ("worker", "1.36.3", True, "1.34.1", "a downgrade is not possible"),
-        ("control_plane", "1.36.3", True, "1.34.1", "a downgrade is not possible"),
+        (None, "1.36.3", "1.36.3", "is not a node"),
+        ("worker", "1.35.4", "1.36.3", "kubeadm 1.35.4 is installed"),
+        ("worker", "1.36.3", "1.34.1", "a downgrade is not possible"),
+        ("control_plane", "1.36.3", "1.34.1", "a downgrade is not possible"),
     ],
 )
 def test_what_is_refused_changes_nothing(
@@ -166,16 +165,37 @@ def test_what_is_refused_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     role: str | None,
     kubeadm: str,
-    joined: bool,
     target: str,
     words: str,
 ) -> None:
     node = Node(tmp_path, monkeypatch, role, "1.35.4")
     node.installed["kubeadm"] = kubeadm
-    ledger.Ledger(kubeadm="join done" if joined else "").save()
     with pytest.raises(MachineProblem, match=words):
         node.upgrade(target=target)
     assert (node.runs, ledger.load().upgrade) == ([], "")
+
+
+def test_a_node_that_others_made_is_upgraded_and_stays_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset must go on refusing it: its ledger does not say that gpunodes joined it."""
+    node = Node(tmp_path, monkeypatch, "control_plane", "1.35.4")
+    Path(ledger.PATH).unlink()
+    assert node.upgrade() == ["kubeadm upgrade apply"]
+    found = ledger.load()
+    assert (found.kubeadm, found.upgrade, found.kubelet_before) == ("", "", "1.35.4")
+    assert node.upgrade() == []
+
+
+def test_programs_that_no_package_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their paths: /usr/local/bin comes before the packages' /usr/bin."""
+    places = {"kubelet": "/usr/bin/kubelet", "kubeadm": "/usr/bin/kubeadm"}
+    monkeypatch.setattr(upgrade_facts.shutil, "which", lambda name, path: places.get(name))
+    assert upgrade_facts._unpackaged() == []
+    del places["kubeadm"]
+    assert upgrade_facts._unpackaged() == []
+    places |= {"kubeadm": "/usr/local/bin/kubeadm", "kubelet": "/usr/local/bin/kubelet"}
+    assert upgrade_facts._unpackaged() == ["kubeadm", "kubelet"]
+    del places["kubelet"]
+    assert upgrade_facts._unpackaged() == ["kubeadm", "kubelet"]
 
 
 def test_versions_in_manifests_and_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +208,9 @@ def test_versions_in_manifests_and_configurations(tmp_path: Path, monkeypatch: p
         "containerd",
         "node-ip",
     ]
+    extra = "KUBELET_EXTRA_ARGS=--containerd=x --feature-gates=A=true,B=false\n"
+    assert upgrade_facts.kubelet_arguments(extra) == ["containerd", "feature-gates"]
+    assert upgrade_facts.argument_gates(extra) == {"A": True, "B": False}
     config = 'cgroupDriver: systemd\nfeatureGates:\n  A: true\n  "B": false\nkind: KubeletConfiguration\n  C: true\n'
     assert upgrade_facts.kubelet_gates(config) == {"A": True, "B": False}
     assert upgrade_facts.kubelet_gates("featureGates: {}\nx:\n  A: true\n") == {}
