@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gpunodes.ansible.module_utils import apt_sources, ledger, openpgp, packages
 from gpunodes.ansible.module_utils.apt_sources import AptSource, of_lines, of_stanzas
-from gpunodes.ansible.module_utils.host import sources
+from gpunodes.ansible.module_utils.host import keys, sources
 from gpunodes.ansible.module_utils.host.changes import Changes
 from gpunodes.ansible.module_utils.host.spec import Repository, Spec
 
@@ -60,7 +60,7 @@ def test_apt_never_gets_two_keys_for_one_source(
     key, own = tmp_path / "own.asc", tmp_path / "sources.list.d/own.sources"
     monkeypatch.setattr(apt_sources, "FOLDER", str(tmp_path))
     monkeypatch.setattr(sources, "paths", lambda *_: (str(key), str(own)))
-    monkeypatch.setattr(sources.keys, "checked_key", lambda text, _: text)
+    monkeypatch.setattr(keys, "checked_key", lambda text, _: text)
     monkeypatch.setattr(openpgp, "only", lambda *_: None)
     monkeypatch.setattr(packages, "detect", packages.Apt)
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
@@ -71,6 +71,6 @@ def test_apt_never_gets_two_keys_for_one_source(
     of_a_run.configure(Repository("own", URL, "-----BEGIN", suite=suite, components=components))
     assert key.exists() == (written == "own")
     found = own.read_text() if own.exists() else ""
-    keys = {"own": f"Signed-By: {key}\n", "": "", "without a key": ""}
-    assert found.endswith(keys.get(written, f"Signed-By: {written}\n"))
+    ends = {"own": f"Signed-By: {key}\n", "": "", "without a key": ""}
+    assert found.endswith(ends.get(written, f"Signed-By: {written}\n"))
     assert ("Signed-By" in found, bool(found)) == (written in {"own", "/k.gpg"}, bool(written))

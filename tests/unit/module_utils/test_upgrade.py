@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def test_a_node_that_others_made_is_upgraded_and_stays_theirs(tmp_path: Path, mo
 def test_programs_that_no_package_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By their paths: /usr/local/bin comes before the packages' /usr/bin."""
     places = {"kubelet": "/usr/bin/kubelet", "kubeadm": "/usr/bin/kubeadm"}
-    monkeypatch.setattr(upgrade_facts.shutil, "which", lambda name, path: places.get(name))
+    monkeypatch.setattr(shutil, "which", lambda name, path: places.get(name))
     assert upgrade_facts._unpackaged() == []
     del places["kubeadm"]
     assert upgrade_facts._unpackaged() == []

@@ -137,7 +137,7 @@ def compare(wanted: Wanted, client: Client) -> Compared:
 def lost(patches: Mapping[str, Mapping[str, Any]], client: Client) -> list[Drift]:
     """What the next upgrade by kubeadm changes in the manifests beside versions; raises MachineProblem.
 
-    Neither kubeadm's configuration in the cluster nor ``patches`` have it: somebody edited a manifest, or gave kubeadm
+    Neither kubeadm's configuration in the cluster nor ``patches`` have it: a user edited a manifest, or gave kubeadm
     patches of their own.
     """
     with expected.Workshop() as workshop:
