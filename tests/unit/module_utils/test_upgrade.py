@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import facts, kube_api, ledger, packages, upgrade_facts, upgrade_fetch
+from gpunodes.ansible.module_utils import containers, facts, kube_api, ledger, packages, upgrade_facts, upgrade_fetch
 from gpunodes.ansible.module_utils.cluster import upgraded
 from gpunodes.ansible.module_utils.host import images, installation, services
 from gpunodes.ansible.module_utils.host.converge import converge
@@ -340,6 +340,31 @@ def test_fetching_installs_and_restarts_nothing(manager: Packages, monkeypatch: 
     manager.removes = ["docker.io"]
     with pytest.raises(MachineProblem, match=r"would remove docker\.io"):
         upgrade_fetch.fetch(Spec(packages=(RequestedPackage("kubectl", "1.36.*", replace=True),)), [], 60, check=False)
+
+
+def test_an_image_comes_by_a_mirror_that_only_the_runtime_knows(
+    manager: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark of the pull that failed is removed: the image would count as interrupted."""
+    del manager
+    present: set[str] = set()
+    asked: list[Sequence[str]] = []
+
+    def crictl(argv: Sequence[str], _: float) -> CommandResult:
+        asked.append(argv)
+        present.add(argv[1])
+        return CommandResult(argv, 0, "", "")
+
+    monkeypatch.setattr(images, "_FETCHES", str(tmp_path))
+    mark = Path(images._mark("registry.k8s.io/a:1"))
+    mark.write_text("boot")
+    monkeypatch.setattr(images, "lister", lambda: lambda name: name in present and not mark.exists())
+    monkeypatch.setattr(images, "pull", lambda name, _: CommandResult([name], 1, "", "no route to host"))
+    monkeypatch.setattr(images, "run", lambda argv: CommandResult(argv, 0, "", ""))
+    monkeypatch.setattr(containers, "crictl", crictl)
+    upgrade_fetch.fetch(Spec(), ["registry.k8s.io/a:1"], 60, check=False)
+    assert asked == [["pull", "registry.k8s.io/a:1"]]
+    assert not mark.exists()
 
 
 class Api:
