@@ -110,7 +110,7 @@ class SettingProblem:
     wanted: str
 
 
-def report_all(path: Path, machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
+def report_all(path: object, machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
     """Raise WrongInput for the problems of all machines, by name, and for ``more``; nothing where there are none.
 
     ``path`` is their inventory, which the one remedy of all names.

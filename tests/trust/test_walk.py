@@ -137,7 +137,8 @@ UPGRADE: dict[str, Any] = {
     **dict.fromkeys(("kubeadm", "kubelet"), "1.36.3"),
     **{name: {} for name in ("images", "arguments", "gates", "kubelet_gates", "offered")},
     "kubelet_arguments": [],
-    "joined": True,
+    "unpackaged": [],
+    "lost": [],
     "unfinished": False,
     "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
     "cluster": None,
@@ -181,7 +182,11 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "addon_pending": {"addons": [{**ADDON, "changes": [shown], "behind": [shown]}]},
         "runtime_pending": {"runtime_pending": {"packages": [], "changes": [shown]}},
         "upgrade_facts": {
-            "upgrade_facts": {**UPGRADE, "unread": shown, "fetched": {**UPGRADE["fetched"], "unasked": shown}}
+            "upgrade_facts": {
+                **UPGRADE,
+                **dict.fromkeys(("unread", "not_compared"), shown),
+                "fetched": {**UPGRADE["fetched"], "unasked": shown},
+            }
         },
         "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},

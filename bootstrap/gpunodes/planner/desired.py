@@ -184,7 +184,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         socket=socket,
         node_address=address,
         images=images,
-        wanted=_completed(given, software, through),
+        wanted=_completed(given, node_software.kept_by_others(software, given.facts, given.target), through),
         endpoint=_completed(given, keepalived, through),
         gpu=GpuState(
             gpus=len(plan.gpus),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,23 @@ def test_no_power_is_switched_with_a_kubeconfig_that_cannot_be_used(tmp_path: Pa
         switch(Kubeconfig(tmp_path / "none"))
     assert reported == []
     switch(None)
-    assert "no lock" in reported[0]
+    assert reported == ["no lock: 10.0.0.5: of machines without an inventory the control plane is not known"]
+
+
+@pytest.mark.parametrize("kubeconfig", [None, Kubeconfig(Path("/k"))])
+def test_messages_name_what_was_typed_and_no_temporary_file(kubeconfig: Kubeconfig | None) -> None:
+    found = addressed.inventory([f"10.0.0.{number}" for number in range(1, 8)], {}, kubeconfig)
+    calls: list[Callable[[], object]] = [
+        found.control_planes,
+        lambda: found.select(["nowhere"]),
+        lambda: found.select([], Role.GPU_HOST),
+        lambda: found.select(["10.0.0.1"], Role.GPU_HOST),
+    ]
+    for call in calls:
+        with pytest.raises(WrongInput) as error:
+            call()
+        assert "10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5 and 2 more" in str(error.value)
+        assert "addresses.yml" not in str(error.value)
 
 
 def test_an_inventory_of_addresses_is_an_ordinary_one() -> None:
