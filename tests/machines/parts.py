@@ -25,8 +25,8 @@ NONE = "none"
 class Part:
     """Tests that run together; ``minutes`` is their duration on two processors without KVM.
 
-    Measured for adopt, commands, leave, life, power and repair. Measured as one part before they were split: cluster and
-    up (49), docker and gpu-alone (61), gpu and gpu-pods (62), pool and pool-guard (40). Else estimated.
+    Measured for adopt, commands, leave, life, power and repair. Measured as one part before they were split: cluster
+    and up (49), docker and gpu-alone (61), gpu and gpu-pods (62), pool and pool-guard (40). Else estimated.
     """
 
     minutes: int
