@@ -42,7 +42,7 @@ class Part:
 
 
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
-# together. With the quick tests, which take 11 minutes, each part stays below 50.
+# together. `make test` is to stay below 50 minutes: each part leaves 11 of them to the quick tests.
 PARTS: Mapping[str, Part] = {
     "addons": Part(37, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
