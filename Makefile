@@ -63,7 +63,7 @@ lint: $(VENV)/.installed
 	ruff check .
 	ruff format --check .
 	yamllint --strict .
-	ansible-lint --offline
+	bash bootstrap/ansible-lint.sh
 
 types: $(VENV)/.installed
 	mypy
