@@ -51,14 +51,19 @@ lock: $(VENV)/.installed ## Rewrite requirements.lock from pyproject.toml, with 
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
-.PHONY: check lint types unit site
-check: lint types unit site ## The fast part: linters, types, unit tests, links of the site; needs no lab
+# Linters, types and the site use one processor each for most of their time, the unit tests all: those begin at once, and
+# the others run beside them.
+CHECKS := unit lint types site
+
+.PHONY: check $(CHECKS)
+check: $(VENV)/.installed ## The fast part: linters, types, unit tests, links of the site; needs no lab
+	@$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS)
 
 lint: $(VENV)/.installed
 	ruff check .
 	ruff format --check .
 	yamllint --strict .
-	ansible-lint --offline
+	bash bootstrap/ansible-lint.sh
 
 types: $(VENV)/.installed
 	mypy
@@ -83,7 +88,7 @@ format: $(VENV)/.installed ## Format the Python files with ruff
 .PHONY: test
 test: ## All that CI runs: checks, package, roles, and one part of test-machines in turn (or PART=NAME)
 	@$(PYTHON) -m tests.machines.parts $(PART) >/dev/null
-	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package test-trust
+	$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS) test-package test-trust
 	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
 	$(MAKE) --no-print-directory test-part
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.gpu import RequestedSoftware
 from gpunodes.planner.preflight import judge
 
+from tests.command import run as gpunodes
 from tests.stand_ins import Silent, facts
 
 HOSTS = [Machine(f"h{index}", f"addr-h{index}", Role.GPU_HOST) for index in range(3)]
@@ -38,11 +38,6 @@ def inventory(folder: Path, text: str = MIXED) -> Inventory:
     path = folder / "hosts.yml"
     path.write_text(text)
     return Inventory(path)
-
-
-def gpunodes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
 # The inventory

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from gpunodes.planner import versions
 from gpunodes.views import document
 
 from tests.bench import selection
+from tests.command import run
 
 PLAIN = """\
 control_plane:
@@ -296,9 +294,7 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
         "  vars: {gpunodes_repair_max_unavailable: many, gpunodes_repair_max_unavailble: 1}\n"
         "all: {vars: {gpunodes_kubernetes_version: '1.99'}}\n"
     )
-    argv = [sys.executable, "-c", "from gpunodes.cli import main; main()", *command.split(), "-i", "hosts.yml"]
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
-    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = run(tmp_path, *command.split(), "-i", "hosts.yml", variables={"XDG_STATE_HOME": str(tmp_path / "state")})
     assert done.returncode == 2
     page = "`gpunodes help --page settings`"
     budget, typo = "gpunodes_repair_max_unavailable", "gpunodes_repair_max_unavailble"

@@ -27,10 +27,7 @@ from gpunodes.planner import gates
 from gpunodes.repair.record import RepairOutcome
 from gpunodes.views import colours, document, gpu, health_map, screen, text
 
-
-def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+from tests.command import run as gpunodes
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -481,14 +478,7 @@ def completed(folder: Path, line: str) -> list[str]:
     """What bash gets for the last word of a command line."""
     words = line.split(" ")
     environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_GPUNODES_COMPLETE": "bash_complete"}
-    done = subprocess.run(
-        [sys.executable, "-c", "from gpunodes.cli import main; main()"],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = gpunodes(folder, variables=environment)
     assert done.stderr == ""
     return [found.partition(",")[2] if found.startswith("plain,") else found for found in done.stdout.splitlines()]
 
