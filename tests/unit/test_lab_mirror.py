@@ -34,6 +34,7 @@ PACKAGE = deb.DebPackage(
     conffiles=("/etc/example",),
     scripts=(("postinst", "#!/bin/sh\n"),),
 )
+ADDON_IMAGES = [image for name in ("addons", "monitoring") for image in pins.load().extras[name]]
 ENTRIES = [TreeEntry("/usr/bin/example", b"#!/bin/sh\n", 0o755), TreeEntry("/etc/example", b"odd")]
 
 
@@ -202,7 +203,7 @@ def test_the_image_of_etcd_has_the_programs_of_the_official_one(tmp_path: Path) 
 
 def test_the_images_of_extras_are_those_that_clusters_pull() -> None:
     extras = pins.load().extras
-    mirrored = {f"{each.name}:{each.tag}" for each in extras["addons"]}
+    mirrored = {f"{each.name}:{each.tag}" for each in ADDON_IMAGES}
     wanted = {image.partition("/")[2] for addon in addons.optional().values() for image in addon.images.values()}
     assert mirrored <= wanted
     [autoscaler] = extras["autoscaler"]
@@ -214,7 +215,7 @@ def test_the_images_of_extras_are_those_that_clusters_pull() -> None:
 
 
 @needs
-@pytest.mark.parametrize("image", pins.load().extras["addons"], ids=lambda image: image.name)
+@pytest.mark.parametrize("image", ADDON_IMAGES, ids=lambda image: image.name)
 def test_the_image_of_an_add_on_has_its_programs_where_its_publisher_has_them(
     tmp_path: Path, image: pins.ExtraImage
 ) -> None:
