@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes.errors import WrongInput
-from gpunodes.lab.mirror import aptrepo, debian, gobuild, images, packages, programs, store
+from gpunodes.lab.mirror import aptrepo, debian, gobuild, images, packages, programs, store, wheels
 from gpunodes.lab.mirror import deb as debfile
 from gpunodes.lab.mirror.oci import Registry
 from gpunodes.lab.mirror.pins import HERE, Component, ExtraImage, Minor, Pins, load
@@ -100,7 +100,8 @@ def _fill(
                 images.of_component(registry, image, binaries[image.component.name])
             else:
                 own = debian.download(pins.image_suite, image.packages, home, progress)
-                images.of_debian(registry, image, own, root)
+                wheel = wheels.tree(wheels.download(image.wheel, home, progress)) if image.wheel else []
+                images.of_debian(registry, image, own, [*root, *wheel])
     for minor in requested:
         images.kubernetes(registry, minor, binaries, iptables)
         images.check_tags(minor, binaries[minor.kubernetes.name] / "kubeadm", tree, progress)

@@ -139,9 +139,9 @@ def of_component(registry: Registry, image: ExtraImage, binaries: Path) -> None:
     registry.add(OciImage(image.name, (image.tag,), (layer,), entrypoint))
 
 
-def of_debian(registry: Registry, image: ExtraImage, archives: Sequence[Path], below: Sequence[TreeEntry]) -> None:
-    """Add an image of Debian's packages, over the tree ``below``."""
-    layer = registry.layer([*below, *libraries_tree(wanted_archives(archives, image.packages))])
+def of_debian(registry: Registry, image: ExtraImage, archives: Sequence[Path], around: Sequence[TreeEntry]) -> None:
+    """Add an image of Debian's packages, with the files ``around`` them."""
+    layer = registry.layer([*around, *libraries_tree(wanted_archives(archives, image.packages))])
     registry.add(OciImage(image.name, (image.tag,), (layer,)))
 
 
