@@ -88,6 +88,7 @@ SLOW: Mapping[str, Part] = {
     "driver-rollout": Part(90, ("test_driver_rollout.py",)),
     "os-upgrade": Part(60, ("test_os_upgrade.py",)),
     "gpu-host-joins": Part(50, ("test_gpu_host_joins.py",)),
+    "monitoring": Part(45, ("test_monitoring.py",)),
 }
 """Parts that never have their turn: they take longer than one, or need KVM or more than two processors. The nightly
 workflow runs them."""

@@ -103,6 +103,9 @@ def installed() -> dict[str, str]:
     for folder in (*(f"/apis/apps/v1/{kind}" for kind in _WORKLOADS), _CRDS):
         for each in client.get(folder, labelSelector=LABEL)["items"]:
             about = each["metadata"]
+            # The API server deletes a kind a moment after the command.
+            if about.get("deletionTimestamp"):
+                continue
             found[about["labels"][LABEL]] = str((about.get("annotations") or {}).get(VERSION, ""))
     return found
 
