@@ -356,9 +356,9 @@ def _labels(case: Case) -> dict[str, str]:
     }
 
 
-def taints(settings: Mapping[str, Any], found: Plan) -> list[dict[str, str]]:
-    """The taints of a machine's node by its settings."""
+def taints(settings: Mapping[str, Any], *, gpus: bool) -> list[dict[str, str]]:
+    """The taints of a machine's node by its settings; ``gpus``: whether the machine has some."""
     made = [dict(taint) for taint in settings["gpunodes_node_taints"]]
-    if settings["gpunodes_gpu_taint"] and found.gpus:
+    if settings["gpunodes_gpu_taint"] and gpus:
         made.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
     return made
