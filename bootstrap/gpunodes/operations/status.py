@@ -180,7 +180,7 @@ def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) ->
                 machine=machine,
                 role=node["role"],
                 ready=node["ready"],
-                reason="; ".join(part for part in (node["reason"], _maintenance(node, now)) if part),
+                reason="; ".join(part for part in (node["reason"], _plugin(node), _maintenance(node, now)) if part),
                 version=node["version"],
                 address=node["address"],
             )
@@ -189,6 +189,16 @@ def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) ->
     missing = [machine.name for machine in machines if machine.name not in present]
     old = versions.behind(cluster["version"], {node.name: node.version for node in nodes})
     return ClusterStatus(cluster["endpoint"], cluster["version"], nodes, missing, warnings=[old] if old else [])
+
+
+def _plugin(node: Mapping[str, Any]) -> str:
+    """That the node's GPUs are not offered because a command took it from the device plugin, "" if it has it."""
+    if not node.get("plugin_away"):
+        return ""
+    return (
+        "its GPUs are not offered while a command works on the driver; if none does, `gpunodes rollout resume` or "
+        f"`rollout abandon`, else `gpunodes uncordon {node['name']}` brings the device plugin back"
+    )
 
 
 def _maintenance(node: Mapping[str, Any], now: float) -> str:

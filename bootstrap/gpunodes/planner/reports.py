@@ -170,6 +170,7 @@ _CLUSTER_NODE = {
     "verified": bool,
     "gpus": int,
     "gpus_verified": bool,
+    "plugin_away": Optional(bool),
     "managed": {
         "labels": Named(str, 1000),
         "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),

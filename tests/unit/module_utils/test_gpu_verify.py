@@ -298,6 +298,12 @@ def test_the_cluster_tells_what_is_ours() -> None:
     made["metadata"]["annotations"][GPU_BOOT] = "b"
     told = describe(made, [])
     assert (told["gpus"], told["gpus_verified"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})
+    assert told["plugin_away"] is False
+    made["metadata"]["labels"] |= {pools.COUNT: "8"}
+    assert describe(made, [])["plugin_away"] is True, "a command took it"
+    made["metadata"]["labels"] |= pools.with_plugin(made)["labels"]
+    assert describe(made, [])["plugin_away"] is False
+    assert pools.with_plugin(made) == {}
 
 
 def test_mig_instances_are_offered_exactly_as_the_layout_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
