@@ -50,9 +50,10 @@ WITHOUT_JSON = {
 
 def all_commands(command: click.Command = cli.root, path: tuple[str, ...] = ()) -> dict[str, click.Command]:
     """Every command that does something, by its words."""
-    context, found = click.Context(command), {}
     if not isinstance(command, click.Group):
         return {" ".join(path): command}
+    context = click.Context(command)
+    found: dict[str, click.Command] = {}
     for name in command.list_commands(context):
         below = command.get_command(context, name)
         assert below is not None
