@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ class Playing:
         self.report = report
         self.asked: list[tuple[str, Any]] = []
         self.fields: list[Any] = []
+        self.certificates: list[dict[str, Any]] = []
+        self.more: list[tuple[str, str, Mapping[str, Any]]] = []
         monkeypatch.setattr(runner, "run", self.run)
 
     def run(self, play: runner.Play, folder: Path, on_event: Callable[[Event], None], *_: Any) -> runner.PlayResult:
@@ -52,7 +55,17 @@ class Playing:
         self.asked.append((play.playbook, reads))
         self.fields.append((play.variables or {}).get("kubelet_fields"))
         own: list[tuple[str, str, Mapping[str, Any]]] = [
-            ("control-1", "status" if play.playbook == "status.yml" else "cluster", {"cluster": cluster_report(NODES)})
+            (
+                "control-1",
+                "status" if play.playbook == "status.yml" else "cluster",
+                {
+                    "cluster": {
+                        **cluster_report(NODES),
+                        **({"certificates": self.certificates} if self.certificates else {}),
+                    }
+                },
+            ),
+            *self.more,
         ]
         if play.playbook == "facts.yml":
             own += [
@@ -170,6 +183,36 @@ def test_runs_that_apply_it_do_not_read_it(inventory: Inventory, monkeypatch: py
     seen = preflight.inspect(inventory, inventory.machines(), Path(), Silent(), {}, sources=False, compares=True)
     assert playing.asked == [("facts.yml", False)]
     assert preflight.drift_findings(seen) == []
+
+
+def test_status_warns_of_certificates_and_shows_who_has_the_virtual_address(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A certificate is warned of in the last 30 days."""
+    text = inventory.path.read_text().replace("{gpunodes_f", "{gpunodes_control_plane_vip: 10.0.0.9, gpunodes_f")
+    inventory.path.write_text(text)
+    playing = Playing(monkeypatch, NONE)
+    ends = {"apiserver": 29, "front-proxy-client": 31}
+    playing.more = [("control-1", "status", {"has_virtual_address": True})]
+    playing.certificates = [
+        {
+            "name": name,
+            "path": f"/etc/kubernetes/pki/{name}.crt",
+            "subject": name,
+            "not_after": int(time.time()) + days * 86400 + 60,
+            "problem": "",
+            "renewal": "renew",
+        }
+        for name, days in ends.items()
+    ]
+    monkeypatch.setattr("sys.argv", ["gpunodes", "status", "-i", str(inventory.path)])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert "virtual address 10.0.0.9: control-1\n" in out
+    assert "warning: control-1: the certificate apiserver ends" in out
+    assert "gpunodes certs renew" in out
+    assert "front-proxy-client" not in out
 
 
 def test_many_equal_kubelets_are_one_line() -> None:
