@@ -24,6 +24,7 @@ from gpunodes.ansible.module_utils.cluster import kubelet_settings, nodes
 from gpunodes.ansible.module_utils.kube_api import Limits
 from gpunodes.ansible.module_utils.kubeadm import expected
 from gpunodes.planner import reports
+from gpunodes.planner.kubelet_layers import FIELDS
 
 from tests.hostile import ATTACKS
 
@@ -169,7 +170,7 @@ def test_settings_of_ready_nodes_that_gpunodes_made(server: ApiServer) -> None:
         add(server, "none", plain.port)
         add(server, "foreign", plain.port, own=False)
         add(server, "not-ready", plain.port, ready=False)
-        found = kubelet_settings.report(["maxPods"])
+        found = kubelet_settings.report([*FIELDS, "maxPods"])
     assert (found["problem"], found["cluster"], found["silent"]) == ("", {}, {})
     assert {name: fields(each) for name, each in found["nodes"].items()} == {
         "set": {"featureGates": GATES, "podPidsLimit": 9, "maxPods": 110},
@@ -194,7 +195,7 @@ def test_settings_of_the_cluster(server: ApiServer, text: str, found: object) ->
     server.call("POST", CONFIG_MAPS, {"metadata": {"name": "kubelet-config"}, "data": {"kubelet": text}})
     with kubelet(server, "none") as plain:
         add(server, "none", plain.port)
-        report = kubelet_settings.report()
+        report = kubelet_settings.report(FIELDS)
     server.call("DELETE", f"{CONFIG_MAPS}/kubelet-config")
     if isinstance(found, dict):
         assert (fields(report["cluster"]), report["problem"]) == (found, "")
@@ -226,9 +227,9 @@ def test_an_api_that_does_not_respond_is_a_problem(server: ApiServer, monkeypatc
     dead.write_text(server.kubeconfig.read_text().replace(f":{server.port}", f":{apiserver.free_port()}"))
     monkeypatch.setattr(kubeconfig, "ADMIN", str(dead))
     monkeypatch.setattr(kubelet_settings, "_PATIENCE_S", 0)
-    assert "does not respond" in kubelet_settings.report()["problem"]
+    assert "does not respond" in kubelet_settings.report(FIELDS)["problem"]
     monkeypatch.setattr(kubeconfig, "ADMIN", str(server.folder / "none.conf"))
-    assert kubelet_settings.report() == {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
+    assert kubelet_settings.report(FIELDS) == {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
 
 
 # The last test: it leaves its nodes.
@@ -265,5 +266,5 @@ def processor_s(server: ApiServer) -> tuple[float, float]:
 
 def timed() -> tuple[dict[str, Any], float]:
     began = time.monotonic()
-    report = kubelet_settings.report()
+    report = kubelet_settings.report(FIELDS)
     return report, time.monotonic() - began

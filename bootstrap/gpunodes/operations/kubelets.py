@@ -14,12 +14,12 @@ from gpunodes.planner.kubelet_layers import Kubelet
 
 
 def fields(inventory: Inventory) -> list[str]:
-    """The fields that patches of control planes name, which the module kubelet_settings reports, too."""
+    """What the module kubelet_settings is to report: the fields of gpunodes, and those that patches name."""
     found = [
         kubelet_layers.fields(settings.resolve(inventory.variables(machine.name)))
         for machine in inventory.machines(Role.CONTROL_PLANE)
     ]
-    return sorted(set().union(*found))
+    return sorted({*kubelet_layers.FIELDS}.union(*found))
 
 
 def compared(

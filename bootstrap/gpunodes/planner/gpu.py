@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpunodes.ansible.module_utils import pools
+from gpunodes.ansible.module_utils import devices
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, gpu_mig, gpu_serving, gpu_sharing, systems, tables
@@ -350,8 +350,8 @@ def _labels(case: Case) -> dict[str, str]:
     """Labels that are known without a driver; with several products, the label names the first."""
     first = case.gpus[0]
     return {
-        pools.GPU: "true",
-        pools.COUNT: str(len(case.gpus)),
+        devices.PLUGIN: "true",
+        devices.COUNT: str(len(case.gpus)),
         "gpunodes.dev/gpu-generation": first.generation,
         "gpunodes.dev/gpu-product": re.sub(r"[^A-Za-z0-9_.-]+", "-", first.product).strip("-_.")[:63],
     }

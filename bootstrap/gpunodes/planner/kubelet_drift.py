@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunodes.ansible.module_utils.cluster.kubelet_settings import GATES, PIDS, PROVIDER, TAINTS
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import PreflightFinding, Severity
 from gpunodes.planner import drift, kubelet_layers, registration, reports
 from gpunodes.planner.drift import DriftDifference, MachineDrift
-from gpunodes.planner.kubelet_layers import Kubelet, Path, Wanted
+from gpunodes.planner.kubelet_layers import GATES, PIDS, PROVIDER, TAINTS, Kubelet, Path, Wanted
 
 APPLY = "`gpunodes up` applies them"
 _FIRST = 3

@@ -10,10 +10,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpunodes.ansible.module_utils.cluster.kubelet_settings import FIELDS, GATES, PIDS, PROVIDER, TAINTS
 from gpunodes.errors import WrongInput
 from gpunodes.planner import drift, gates, gpu, pools, registration, scaled_pools
 
+GATES, PIDS, PROVIDER, TAINTS = "featureGates", "podPidsLimit", "providerID", "registerWithTaints"
+"""Fields that gpunodes sets on a machine."""
+FIELDS = (GATES, PIDS, PROVIDER, TAINTS, "cgroupDriver", "serverTLSBootstrap")
+"""All fields that it sets, the last ones when it creates a cluster. Others come from patches for kubeadm."""
 PATCHES = "gpunodes_kubeadm_patches"
 STARTING = registration.STARTING["key"]
 """The key of the taint with which only a node of a pool that scales registers."""
@@ -107,12 +110,12 @@ def of(kubelet: Kubelet, of_cluster: Mapping[str, Any]) -> Layers | None:
 
 
 def fields(settings: Mapping[str, Any]) -> set[str]:
-    """The fields that patches of the kubelet's configuration name, besides those that gpunodes sets itself."""
+    """The fields that patches of the kubelet's configuration name."""
     patches, made = settings[PATCHES], Layers()
     for name, patch in patches.items() if isinstance(patches, Mapping) else ():
         if str(name).startswith(_PATCHED):
             _patch(made, patch)
-    return {path[0] for path in (*made.wanted, *made.unknown)} - {*FIELDS}
+    return {path[0] for path in (*made.wanted, *made.unknown)}
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

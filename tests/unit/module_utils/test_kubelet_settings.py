@@ -14,6 +14,7 @@ from gpunodes.ansible.module_utils.kube_api import ApiError
 from gpunodes.ansible.module_utils.kubeconfig import Kubeconfig
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.planner import reports
+from gpunodes.planner.kubelet_layers import FIELDS
 
 from tests.hostile import ATTACKS
 
@@ -68,19 +69,19 @@ def test_only_kubelets_of_ready_nodes_that_gpunodes_made_are_queried(monkeypatch
         node("down", status={"conditions": [{"type": "Ready", "status": "Unknown"}]}),
         a={"kubeletconfig": {"featureGates": {"AllBeta": True}, "maxPods": 110, "podPidsLimit": 9}},
     )
-    assert kubelet_settings.report() == {
+    assert kubelet_settings.report(FIELDS) == {
         "problem": "",
         "cluster": {},
         "nodes": {"a": {"featureGates": '{"AllBeta": true}', "podPidsLimit": "9"}, "scaled": {}},
         "silent": {},
     }
-    assert kubelet_settings.report(["maxPods"])["nodes"]["a"]["maxPods"] == "110"
+    assert kubelet_settings.report([*FIELDS, "maxPods"])["nodes"]["a"]["maxPods"] == "110"
     assert sorted(set(api.asked)) == [f"/api/v1/nodes/{name}/proxy/configz" for name in ("a", "scaled")]
 
 
 def test_a_kubelet_that_does_not_respond_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     Api(monkeypatch, node("a"), node("b"), node("c"), b=ApiError(503, "x" * 900), c=0.01)
-    found = kubelet_settings.report()
+    found = kubelet_settings.report(FIELDS)
     assert found["nodes"] == {"a": {}}
     assert found["silent"]["b"].startswith("the Kubernetes API reports: xxx")
     assert len(found["silent"]["b"]) == 300
@@ -94,7 +95,7 @@ def test_no_kubelet_is_waited_for_after_the_limit(monkeypatch: pytest.MonkeyPatc
     names = [f"n{number}" for number in range(40)]
     api = Api(monkeypatch, *map(node, names), **{**dict.fromkeys(names, 0.2), "n1": 30.0})
     began = time.monotonic()
-    found = kubelet_settings.report()
+    found = kubelet_settings.report(FIELDS)
     assert time.monotonic() - began < 10
     assert list(found["silent"]) == names
     assert len(api.asked) < len(names)
@@ -111,7 +112,7 @@ def test_kubelets_that_hang_do_not_keep_others_from_being_queried(monkeypatch: p
     api = Api(
         monkeypatch, *map(node, [*hanging, *(f"b{number}" for number in range(200))]), **dict.fromkeys(hanging, 0.4)
     )
-    assert len(kubelet_settings.report()["nodes"]) > 10
+    assert len(kubelet_settings.report(FIELDS)["nodes"]) > 10
     assert len(api.asked) > 10
 
 
@@ -130,7 +131,7 @@ WRONG: list[Any] = [
 @pytest.mark.parametrize("answer", WRONG)
 def test_an_answer_of_another_form_names_its_kubelet(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     Api(monkeypatch, node("a"), node("b"), b=answer)
-    found = kubelet_settings.report()
+    found = kubelet_settings.report(FIELDS)
     assert found["nodes"] == {"a": {}}
     assert found["silent"]["b"].startswith(("its answer has no configuration", "its answer is too long"))
     assert reports.kubelet_settings_problem(found) == ""
@@ -140,7 +141,7 @@ def test_an_answer_of_another_form_names_its_kubelet(monkeypatch: pytest.MonkeyP
 def test_what_a_kubelet_says_stays_one_text_of_json(monkeypatch: pytest.MonkeyPatch, attack: str) -> None:
     shown = {"featureGates": {attack: True}, "podPidsLimit": [attack], "providerID": attack, attack: 1}
     Api(monkeypatch, node("a"), a={"kubeletconfig": shown})
-    found = kubelet_settings.report()
+    found = kubelet_settings.report(FIELDS)
     assert reports.kubelet_settings_problem(found) == ""
     assert {name: json.loads(text) for name, text in found["nodes"]["a"].items()} == {
         name: value for name, value in shown.items() if name != attack
@@ -171,7 +172,7 @@ def test_what_a_kubelet_sends_with_an_error_is_no_bug(monkeypatch: pytest.Monkey
 
 def test_without_a_cluster_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubeconfig, "load", lambda _: None)
-    assert kubelet_settings.report() == {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
+    assert kubelet_settings.report(FIELDS) == {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
 
 
 def test_kubectl_is_needed_only_where_kubelets_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,14 +193,14 @@ def test_kubectl_is_needed_only_where_kubelets_are_compared(monkeypatch: pytest.
 
     monkeypatch.setattr(kubelet_settings, "Workshop", Workshop)
     api = Api(monkeypatch, node("a"))
-    assert kubelet_settings.report()["cluster"] == {}
+    assert kubelet_settings.report(FIELDS)["cluster"] == {}
     api.text, api.listed = "featureGates: {AllBeta: true}\n", ()
-    assert kubelet_settings.report()["cluster"] == {}
+    assert kubelet_settings.report(FIELDS)["cluster"] == {}
     assert read == []
     api.listed = (node("a"),)
-    assert kubelet_settings.report()["cluster"] == {"featureGates": '{"AllBeta": true}'}
+    assert kubelet_settings.report(FIELDS)["cluster"] == {"featureGates": '{"AllBeta": true}'}
     api.text = "featureGates: bad\n"
-    assert kubelet_settings.report() == {
+    assert kubelet_settings.report(FIELDS) == {
         "problem": "the ConfigMap cannot be read",
         "cluster": {},
         "nodes": {},

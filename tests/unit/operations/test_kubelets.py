@@ -16,7 +16,7 @@ from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations import preflight, status
 from gpunodes.planner.drift import DriftDifference, MachineDrift
 from gpunodes.planner.kubelet_drift import compare
-from gpunodes.planner.kubelet_layers import Kubelet
+from gpunodes.planner.kubelet_layers import FIELDS, Kubelet
 from gpunodes.settings import resolve
 from gpunodes.views import drift as view
 
@@ -123,7 +123,7 @@ TEXTS = {
 def test_status_lists_kubelets_that_differ(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
     playing = Playing(monkeypatch, DIFFERENT)
     found = status.run(inventory, Silent())
-    assert playing.fields == [["maxPods"]]
+    assert playing.fields == [sorted({*FIELDS, "maxPods"})]
     assert {each.machine: [one.text for one in each.differences] for each in found.drift} == TEXTS
     assert not any(each.pending for each in found.drift)
     assert [warning for warning in found.warnings if "settings" in warning] == []

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import pools
+from gpunodes.ansible.module_utils import devices, pools
 from gpunodes.engine import records
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.operations.rolling import abandon, running, status
@@ -232,7 +232,7 @@ def plugin_returns(place: Fleet, name: str, after: int = 3) -> None:
     node, seen = place.api.nodes[name], []
 
     def look(*_: str) -> None:
-        if pools.GPU in node["metadata"]["labels"]:
+        if devices.PLUGIN in node["metadata"]["labels"]:
             seen.append(1)
         if len(seen) >= after:
             node["status"]["allocatable"] = {"nvidia.com/gpu": "8"}

@@ -212,7 +212,7 @@ def test_patches_of_the_kubelet_of_a_control_plane(patches: Any, running: Any, f
 
 def test_fields_that_patches_name() -> None:
     patches = {PATCH: {"maxPods": 9, "featureGates": {"A": True}}, "kubelet": {"x": 1}}
-    assert kubelet_layers.fields(settings.resolve({"gpunodes_kubeadm_patches": patches})) == {"maxPods"}
+    assert kubelet_layers.fields(settings.resolve({"gpunodes_kubeadm_patches": patches})) == {"maxPods", "featureGates"}
     assert kubelet_layers.fields(settings.resolve({"gpunodes_kubeadm_patches": "{{ all }}"})) == set()
 
 

@@ -8,17 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kube_api, kubeconfig
+from . import devices, kube_api, kubeconfig
 from .kube_api import ApiError
 from .problem import MachineProblem
 from .report import Difference
 
 MANAGED = "gpunodes.dev/managed"
 """Node annotation: the names of the managed labels and taints."""
-GPU = "gpunodes.dev/gpu"
-"""Node label that the device plugin follows; it is away while the driver is replaced, or GPUs are sliced."""
-COUNT = "gpunodes.dev/gpu-count"
-"""Node label: the number of GPUs that the machine had when it joined. It has both labels, or neither."""
 _LONGEST = 1 << 16
 """Maximum length of the annotation in characters; a node could write a much longer one."""
 # Taints that Kubernetes and gpunodes set on unhealthy nodes. A node can write the annotation but not taints (admission
@@ -45,7 +41,7 @@ def managed(node: Mapping[str, Any]) -> dict[str, Any]:
 def plugin_is_away(node: Mapping[str, Any]) -> bool:
     """Whether a command took the label from a node with GPUs that the device plugin follows."""
     labels = node["metadata"].get("labels") or {}
-    return COUNT in labels and GPU not in labels
+    return devices.COUNT in labels and devices.PLUGIN not in labels
 
 
 def with_plugin(node: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -53,8 +49,8 @@ def with_plugin(node: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     if not plugin_is_away(node):
         return {}
     names = _managed_names((node["metadata"].get("annotations") or {}).get(MANAGED))
-    text = json.dumps({"labels": sorted({*names["labels"], GPU}), "taints": sorted(names["taints"])})
-    return {"labels": {GPU: "true"}, "annotations": {MANAGED: text}}
+    text = json.dumps({"labels": sorted({*names["labels"], devices.PLUGIN}), "taints": sorted(names["taints"])})
+    return {"labels": {devices.PLUGIN: "true"}, "annotations": {MANAGED: text}}
 
 
 def apply(

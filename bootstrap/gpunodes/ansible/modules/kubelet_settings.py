@@ -15,7 +15,7 @@ description:
   - Never changes anything, and never fails because of a kubelet or the API.
 options:
   fields:
-    description: Fields of the configuration to report, besides those that gpunodes sets itself.
+    description: Fields of the configuration to report.
     type: list
     elements: str
     default: []
@@ -37,7 +37,7 @@ author:
 EXAMPLES = r"""
 - name: Read the settings of the kubelets
   gpunodes.bootstrap.kubelet_settings:
-    fields: [maxPods]
+    fields: [featureGates, podPidsLimit]
   register: result
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from gpunodes.ansible.module_utils import devices, pools
+from gpunodes.ansible.module_utils import devices
 from gpunodes.engine.cluster import marks
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Node, pool_of
@@ -52,7 +52,7 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     # A removed device plugin leaves the name of its resource behind, with zero devices.
-    capacity, labelled = _devices(status.get("capacity") or {}), _number(labels.get(pools.COUNT))
+    capacity, labelled = _devices(status.get("capacity") or {}), _number(labels.get(devices.COUNT))
     # GPUs in ResourceSlices are not allocatable: a repair verifies them on the machine.
     by_claims = labels.get(devices.SERVING) == devices.DRA
     info = status.get("nodeInfo") or {}

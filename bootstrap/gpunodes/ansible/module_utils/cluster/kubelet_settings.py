@@ -21,10 +21,6 @@ from ..kubeadm.expected import Workshop
 from ..problem import MachineProblem
 from . import nodes
 
-GATES, PIDS, PROVIDER, TAINTS = "featureGates", "podPidsLimit", "providerID", "registerWithTaints"
-"""Fields that gpunodes sets on a machine."""
-FIELDS = (GATES, PIDS, PROVIDER, TAINTS, "cgroupDriver", "serverTLSBootstrap")
-"""All fields that it sets, the last ones when it creates a cluster. Others come from patches for kubeadm."""
 CONFIG = f"{kube_api.SYSTEM}/configmaps/kubelet-config"
 """The configuration of kubelets that join or are upgraded; kubeadm keeps it."""
 _CONFIG_NAME = "the ConfigMap kubelet-config in kube-system"
@@ -36,20 +32,19 @@ _WHOLE_S = 8.0
 """Seconds for all kubelets together: whatever they do, a command waits no longer."""
 _PATIENCE_S = 10
 _MOST = 1 << 15
-"""Characters of the fields of one kubelet: its 250 gates have some 10,000."""
+"""Characters of these fields of one kubelet: its 250 gates have some 10,000."""
 
 
-def report(more: Collection[str] = ()) -> dict[str, Any]:
-    """The settings as the module ``kubelet_settings`` returns them; a problem is a part of the result.
+def report(fields: Collection[str]) -> dict[str, Any]:
+    """These fields of the kubelets' configurations as the module ``kubelet_settings`` returns them.
 
-    Each field is one text of JSON: it is of any type, and nothing on its way to the controller changes it.
-    ``more`` are further fields.
+    Each field is one text of JSON: it is of any type, and nothing on its way to the controller changes it. A problem is
+    a part of the result.
     """
     empty: dict[str, Any] = {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
     config = kubeconfig.load(kubeconfig.ADMIN)
     if config is None:
         return empty
-    fields = [*FIELDS, *more]
     try:
         client = Client(config, _PATIENCE_S)
         names = [node["metadata"]["name"] for node in client.get("/api/v1/nodes")["items"] if _is_compared(node)]
