@@ -189,7 +189,7 @@ def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
 def return_plugin(node: NodeObject) -> Patch | None:
     """Give a node back to the device plugin, if a command that did not end took it; None for another node.
 
-    Whoever begins to work on a node for itself, or clears it, does that too: nobody else works on its driver then.
+    The patches that begin a repair or a roll-out, or clear a node, do that too: nothing else works on its driver then.
     """
     return _with_plugin(node, {}) or None
 
