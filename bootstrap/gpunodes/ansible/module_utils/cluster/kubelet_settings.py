@@ -24,7 +24,7 @@ from . import nodes
 CONFIG = f"{kube_api.SYSTEM}/configmaps/kubelet-config"
 """The configuration of kubelets that join or are upgraded; kubeadm keeps it."""
 _CONFIG_NAME = "the ConfigMap kubelet-config in kube-system"
-_AT_ONCE = 64
+_AT_ONCE = 128
 """Kubelets that are queried at once; the API server admits 400 requests (--max-requests-inflight)."""
 _KUBELET = Limits(call_s=4, whole_s=4, most=1 << 18)
 """A kubelet's configuration has a few kilobytes."""
