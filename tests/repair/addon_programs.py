@@ -25,6 +25,7 @@ from gpunodes.ansible.module_utils.cluster import optional
 from gpunodes.lab.mirror import gobuild, pins
 from gpunodes.planner import addons
 
+from tests.programs import ending
 from tests.repair import apiserver
 from tests.repair.apiserver import ApiServer
 from tests.unit.test_addon_role import with_settings
@@ -148,7 +149,7 @@ def running(server: ApiServer, name: str, argv: list[str], **environment: str) -
     path = server.folder / f"{name}.log"
     with path.open("wb") as log:
         process = subprocess.Popen(
-            argv, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            ending(argv), env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         try:
             yield path

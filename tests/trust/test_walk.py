@@ -114,9 +114,14 @@ def drift(shown: str = SHOWN) -> dict[str, Any]:
 
 
 def kubelets(shown: str = SHOWN) -> dict[str, Any]:
-    """Feature gates of kubelets; names and values have no free text, the reasons of those that did not respond do."""
-    gates = {"AllBeta": True}
-    return {"problem": "", "cluster": {}, "nodes": {"control-1": gates}, "silent": {"worker-2": shown}}
+    """Settings of kubelets; the values, and the reasons of those that did not respond, are free text."""
+    found = {"featureGates": '{"AllBeta": true}', "podPidsLimit": json.dumps(shown), "providerID": json.dumps(shown)}
+    return {
+        "problem": "",
+        "cluster": {"cgroupDriver": json.dumps(shown)},
+        "nodes": {"control-1": found},
+        "silent": {"worker-2": shown},
+    }
 
 
 def cluster(shown: str = SHOWN, names: Sequence[str] = NODES) -> dict[str, Any]:
@@ -171,7 +176,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "certificate_ends": {"certificates": certificates(shown)},
         "etcd_members": {"etcd": {"problem": shown, "members": []}},
         "control_plane_drift": {"control_plane_drift": drift(shown)},
-        "kubelet_gates": {"kubelet_gates": kubelets(shown)},
+        "kubelet_settings": {"kubelet_settings": kubelets(shown)},
         "host_diff": {
             "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
@@ -378,7 +383,7 @@ WALKS = {
     "revoke.yml": (0, "join_certificates join_token"),
     "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
     "runtime_upgrade.yml": (0, _FACTS),
-    "status.yml": (0, "cluster_info control_plane_drift etcd_members kubelet_gates"),
+    "status.yml": (0, "cluster_info control_plane_drift etcd_members kubelet_settings"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
     "storage_down.yml": (0, "nfs_unmounted kube_objects host_undo"),

@@ -171,6 +171,7 @@ _CLUSTER_NODE = {
     "verified": bool,
     "gpus": int,
     "gpus_verified": bool,
+    "plugin_away": Optional(bool),
     "managed": {
         "labels": Named(str, 1000),
         "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),
@@ -371,17 +372,18 @@ def drift_problem(drift: object) -> str:
     return wrong(drift, _DRIFT)
 
 
-_KUBELET_GATES = {
+_FIELDS = Named(str, 100, Pattern("field of a configuration", r"[A-Za-z0-9]{1,100}"))
+_KUBELET_SETTINGS = {
     "problem": str,
-    "cluster": _GATES,
-    "nodes": Named(_GATES, 20_000, _NODE),
+    "cluster": _FIELDS,
+    "nodes": Named(_FIELDS, 20_000, _NODE),
     "silent": Named(str, 20_000, _NODE),
 }
 
 
-def kubelet_gates_problem(found: object) -> str:
-    """The same for a result of kubelet_gates."""
-    return wrong(found, _KUBELET_GATES)
+def kubelet_settings_problem(found: object) -> str:
+    """The same for a result of kubelet_settings; planner/kubelet_drift.py reads the JSON of its fields."""
+    return wrong(found, _KUBELET_SETTINGS)
 
 
 def levels_problem(levels: object) -> str:

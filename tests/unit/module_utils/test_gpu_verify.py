@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import gpu_cluster, gpu_verify, kube_api, pools
+from gpunodes.ansible.module_utils import devices, gpu_cluster, gpu_verify, kube_api, pools
 from gpunodes.ansible.module_utils.cluster.nodes import GPU_BOOT, describe
 from gpunodes.ansible.module_utils.problem import MachineProblem
 
@@ -298,6 +298,12 @@ def test_the_cluster_tells_what_is_ours() -> None:
     made["metadata"]["annotations"][GPU_BOOT] = "b"
     told = describe(made, [])
     assert (told["gpus"], told["gpus_verified"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})
+    assert told["plugin_away"] is False
+    made["metadata"]["labels"] |= {devices.COUNT: "8"}
+    assert describe(made, [])["plugin_away"] is True, "a command took it"
+    made["metadata"]["labels"] |= pools.with_plugin(made)["labels"]
+    assert describe(made, [])["plugin_away"] is False
+    assert pools.with_plugin(made) == {}
 
 
 def test_mig_instances_are_offered_exactly_as_the_layout_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

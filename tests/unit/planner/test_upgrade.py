@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role, Severity
-from gpunodes.planner import reports, upgrade
+from gpunodes.planner import reports, tables, upgrade, upgrade_checks
 from gpunodes.planner.upgrade_model import Part, Subject, UpgradePlan
 
 from tests.hostile import ATTACKS
@@ -231,6 +231,26 @@ def test_an_argument_that_kubeadm_does_not_remove_is_in_the_way() -> None:
     found = errors(planned("1.37", to_37("cp-1", "3.6.8-0", kubelet_arguments=arguments), version="1.36.3"))
     assert len(found) == 1
     assert "--containerd, which Kubernetes 1.37 removes" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("packages", "refused"),
+    [
+        ({"containerd": "1.7.24~ds1-6+b4"}, True),
+        ({"containerd.io": "1.7.29-1~debian.13~trixie"}, True),
+        ({"containerd.io": "2.0.7-1"}, False),
+        ({"containerd.io": "2:2.1.4-1"}, False),
+        ({}, False),
+    ],
+)
+def test_an_old_runtime_is_in_the_way_of_the_minor_that_needs_a_newer_one(
+    packages: dict[str, str], refused: bool
+) -> None:
+    """That minor cannot be installed yet: the row of the table is judged alone."""
+    [row] = tables.read("upgrades")["runtime"]
+    machine = replace(WORKER, facts={"cgroup": 2, "packages": packages})
+    assert bool(list(upgrade_checks._runtime(f"{row['from']}.0", machine, {}))) is refused
+    assert list(upgrade_checks._runtime("1.37.2", machine, {})) == []
 
 
 def test_a_minor_that_no_source_offers_has_no_steps() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kube_api, kubeconfig
+from . import devices, kube_api, kubeconfig
 from .kube_api import ApiError
 from .problem import MachineProblem
 from .report import Difference
@@ -36,6 +36,21 @@ def managed(node: Mapping[str, Any]) -> dict[str, Any]:
         "labels": {name: labels[name] for name in names["labels"] if name in labels},
         "taints": [_plain(taint) for taint in node.get("spec", {}).get("taints") or () if _key(taint) in keys],
     }
+
+
+def plugin_is_away(node: Mapping[str, Any]) -> bool:
+    """Whether a command took the label from a node with GPUs that the device plugin follows."""
+    labels = node["metadata"].get("labels") or {}
+    return devices.COUNT in labels and devices.PLUGIN not in labels
+
+
+def with_plugin(node: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The labels and annotations that give such a node back to the device plugin, {} for another node."""
+    if not plugin_is_away(node):
+        return {}
+    names = _managed_names((node["metadata"].get("annotations") or {}).get(MANAGED))
+    text = json.dumps({"labels": sorted({*names["labels"], devices.PLUGIN}), "taints": sorted(names["taints"])})
+    return {"labels": {devices.PLUGIN: "true"}, "annotations": {MANAGED: text}}
 
 
 def apply(

@@ -115,6 +115,7 @@ def describe(
         if slices.is_served(node)
         else sum(devices.counts(node["status"].get("allocatable", {})).values()),
         "gpus_verified": annotations.get(GPU_BOOT) == about["bootID"],
+        "plugin_away": pools.plugin_is_away(node),
         "managed": pools.managed(node),
     }
     invalid = [key for key, pattern in _PATTERNS.items() if not re.fullmatch(pattern, described[key])]
