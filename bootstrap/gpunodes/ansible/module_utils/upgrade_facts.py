@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 from . import disk, image_query, kube_api, ledger, packages
-from .cluster.nodes import NETWORK_LABEL
+from .cluster.nodes import NETWORK_LABEL, NETWORK_PODS
 from .host import images as containerd_images
 from .kube_api import Client
 from .kubeadm import versions
@@ -175,7 +175,7 @@ def _sorted(found: Mapping[str, set[str]]) -> dict[str, list[str]]:
 
 def _cluster(client: Client) -> dict[str, Any]:
     """The cluster of this control plane. Values of another form, which a user may have set, become ""."""
-    pods = client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    pods = client.get(NETWORK_PODS, labelSelector=NETWORK_LABEL)["items"]
     pods += client.get(f"{kube_api.SYSTEM}/pods", labelSelector="name=nvidia-device-plugin-ds")["items"]
     images = {str(each.get("image")) for pod in pods for each in pod["spec"].get("containers", ())}
     return {
