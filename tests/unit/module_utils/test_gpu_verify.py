@@ -105,6 +105,22 @@ def test_a_node_does_not_get_rid_of_the_taint_that_says_what_is_wrong_with_it(ke
     assert patch["spec"]["taints"] == [wrong]
 
 
+@pytest.mark.parametrize(
+    "key", ["node-restriction.kubernetes.io/tenant", "node-role.kubernetes.io/control-plane", "x.k8s.io/y"]
+)
+def test_a_node_does_not_get_rid_of_a_label_that_it_may_not_change(key: str) -> None:
+    """As it may annotate itself, gpunodes removed for it what the admission plugin NodeRestriction keeps."""
+    claims = node({key: "a", "team": "b"}, [], {"labels": [key, "team"], "taints": []})
+    assert pools.managed(claims)["labels"] == {"team": "b"}
+    patch = pools.patch_of(claims, {}, [])
+    assert patch is not None
+    assert patch["metadata"]["labels"] == {"team": None}
+    # Settings may have it: then it is set, as any other.
+    patch = pools.patch_of(claims, {key: "c"}, [])
+    assert patch is not None
+    assert patch["metadata"]["labels"][key] == "c"
+
+
 def test_what_is_right_is_left_alone_and_what_was_ours_goes() -> None:
     ours = {"labels": ["gpunodes.dev/pool"], "taints": ["nvidia.com/gpu:NoSchedule"]}
     right = node({"gpunodes.dev/pool": "x", "team": "a"}, [THEIRS, TAINT], ours)
