@@ -310,7 +310,10 @@ class PowerServer:
     def _carry_out(self, name: str, *, again: bool) -> None:
         """Carry out the order that a machine's state is; an order that fails stays, with its error."""
         with self._mutex:
-            state, found = self._states[name], self._nodes.get(name)
+            state, found = self._states.get(name), self._nodes.get(name)
+            if state is None:  # it left the plan meanwhile
+                self._busy.discard(name)
+                return
         try:
             if state.phase is Phase.STARTING:
                 self._machines.switch_on(name, again=again)

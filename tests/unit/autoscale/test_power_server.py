@@ -381,6 +381,14 @@ def test_a_machine_that_left_the_plan_is_forgotten(site: Site) -> None:
     assert set(site.store.texts) == {"w1"}
 
 
+def test_an_order_of_a_machine_that_left_the_plan_stops_no_later_one(site: Site) -> None:
+    """It waited for a free thread; the machine counted as busy ever after."""
+    site.server._busy.add("w1")
+    site.server._states.pop("w1", None)
+    site.server._carry_out("w1", again=False)
+    assert not site.server._busy
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": "on"}', '{"phase": 1e999}', "[" * 100_000])
 def test_a_state_that_is_none_counts_as_unknown(text: str) -> None:
     assert state.parse(text) is None
