@@ -16,13 +16,14 @@ from .host import images as containerd_images
 from .kube_api import Client
 from .kubeadm import versions
 from .problem import MachineProblem
-from .proxies import Proxies, opener
+from .proxies import Proxies, opener, within
 
 PACKAGES = ("kubeadm", "kubectl", "kubelet")
 _KUBELET = "/var/lib/kubelet"
 _INDEX_LIMIT = 64 << 20
 """Bytes of a package source's index, uncompressed."""
 _ANSWER_LIMIT_S = 30
+_WHOLE_S = 180
 _MOST = 200
 """Deprecated APIs that are reported."""
 _RELEASE = re.compile(r"[1-9]\d?\.\d{1,3}")
@@ -136,11 +137,17 @@ def _of_rpm(base: str, proxies: Proxies | None) -> dict[str, list[str]]:
 
 
 def _fetched(url: str, proxies: Proxies | None) -> str:
-    with opener(proxies).open(url, timeout=_ANSWER_LIMIT_S) as response:
-        content: bytes = response.read(_INDEX_LIMIT + 1)
-        if url.endswith(".gz"):
-            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
-                content = unpacked.read(_INDEX_LIMIT + 1)
+    def read() -> bytes:
+        with opener(proxies).open(url, timeout=_ANSWER_LIMIT_S) as response:
+            content: bytes = response.read(_INDEX_LIMIT + 1)
+            return content
+
+    if not url.startswith(("http://", "https://")):
+        raise MachineProblem("its index is not at an http or https address")
+    content = within(_WHOLE_S, read)
+    if url.endswith(".gz"):
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+            content = unpacked.read(_INDEX_LIMIT + 1)
     if len(content) > _INDEX_LIMIT:
         raise MachineProblem(f"its index has more than {_INDEX_LIMIT >> 20} MiB")
     return content.decode("utf-8", "replace")
