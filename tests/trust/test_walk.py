@@ -587,6 +587,18 @@ def test_a_playbook_writes_a_kubeconfig_as_the_command_does(fleet: Machines, tmp
     assert not folder or target.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_a_playbook_gives_a_kubeconfig_to_no_machine_with_the_controllers_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A machine may call itself so, and `gpunodes adopt` takes the names of nodes."""
+    fleet = make(tmp_path, monkeypatch, {**GROUPS, "workers": [name]})
+    fleet.answer("control-1", "slurp", {"content": encoded(admin()), "encoding": "base64"})
+    output = playbook(fleet, "kubeconfig.yml")
+    assert yaml.safe_load((tmp_path / "admin.conf").read_text()) == kubeconfig.reduced(admin(), "control-1"), output
+    assert not [each for each in fleet.asked if each.startswith(name)]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write over files of others")
 def test_a_playbook_gives_a_kubeconfig_to_no_other_user_of_the_controller(fleet: Machines, tmp_path: Path) -> None:
     """Ansible's copy keeps the owner of a file that it replaces: another user may have made it, in a shared folder."""

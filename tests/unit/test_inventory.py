@@ -162,6 +162,23 @@ def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
     assert found.variables("10.0.0.2")["ansible_user"] == "admin"
 
 
+def test_an_inventory_with_passwords_stays_private(tmp_path: Path) -> None:
+    """It was as readable as any new file after the next join by address."""
+    file = tmp_path / "hosts.yml"
+    edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    file.chmod(0o600)
+    change = edit.Tentative(file)
+    steps = (
+        lambda: edit.add(file, Role.WORKER, ["10.0.0.2", "10.0.0.3"], {}),
+        lambda: change.drop(["10.0.0.2"]),
+        change.undo,
+    )
+    for step in steps:
+        step()
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["hosts.yml"]
+
+
 def test_an_inventory_of_the_user_is_not_changed(path: Path) -> None:
     before = path.read_text()
     with pytest.raises(WrongInput, match=r"10\.0\.0\.9 is not in"):

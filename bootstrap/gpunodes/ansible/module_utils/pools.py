@@ -20,6 +20,8 @@ _LONGEST = 1 << 16
 # Taints that Kubernetes and gpunodes set on unhealthy nodes. A node can write the annotation but not taints (admission
 # plugin NodeRestriction): it must not be able to make gpunodes remove these taints.
 _PROTECTED = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io|gpunodes\.dev)/")
+# The same for labels. A node may change its labels of other names itself (NodeRestriction), those of gpunodes too.
+_PROTECTED_LABELS = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io)/")
 _CONFLICT = 409
 REGISTERS_S = 180.0
 """Seconds to wait until a kubelet registers its node: `kubeadm join` can end before that."""
@@ -152,7 +154,10 @@ def _managed_names(annotation: str | None) -> dict[str, list[str]]:
         kind: [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
         for kind, names in listed.items()
     }
-    return {**valid, "taints": [name for name in valid["taints"] if not _PROTECTED.match(name)]}
+    return {
+        "labels": [name for name in valid["labels"] if not _PROTECTED_LABELS.match(name)],
+        "taints": [name for name in valid["taints"] if not _PROTECTED.match(name)],
+    }
 
 
 def _key(taint: Mapping[str, str]) -> str:

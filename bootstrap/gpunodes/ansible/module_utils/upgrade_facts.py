@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import urljoin
 
 from . import disk, image_query, kube_api, ledger, packages, process
-from .cluster.nodes import NETWORK_LABEL
+from .cluster.nodes import NETWORK_LABEL, NETWORK_PODS
 from .host import images as containerd_images
 from .kube_api import Client
 from .kubeadm import compared, drift, versions
 from .problem import MachineProblem
-from .proxies import Proxies, opener
+from .proxies import Proxies, opener, within
 
 PACKAGES = ("kubeadm", "kubectl", "kubelet")
 _KUBELET = "/var/lib/kubelet"
@@ -26,6 +26,7 @@ _ENVIRONMENTS = (f"{_KUBELET}/kubeadm-flags.env", "/etc/default/kubelet", "/etc/
 _INDEX_LIMIT = 64 << 20
 """Bytes of a package source's index, uncompressed."""
 _ANSWER_LIMIT_S = 30
+_WHOLE_S = 180
 _MOST = 200
 """Deprecated APIs that are reported."""
 _RELEASE = re.compile(r"[1-9]\d?\.\d{1,3}")
@@ -166,11 +167,17 @@ def _of_rpm(base: str, proxies: Proxies | None) -> dict[str, list[str]]:
 
 
 def _fetched(url: str, proxies: Proxies | None) -> str:
-    with opener(proxies).open(url, timeout=_ANSWER_LIMIT_S) as response:
-        content: bytes = response.read(_INDEX_LIMIT + 1)
-        if url.endswith(".gz"):
-            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
-                content = unpacked.read(_INDEX_LIMIT + 1)
+    def read() -> bytes:
+        with opener(proxies).open(url, timeout=_ANSWER_LIMIT_S) as response:
+            content: bytes = response.read(_INDEX_LIMIT + 1)
+            return content
+
+    if not url.startswith(("http://", "https://")):
+        raise MachineProblem("its index is not at an http or https address")
+    content = within(_WHOLE_S, read)
+    if url.endswith(".gz"):
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+            content = unpacked.read(_INDEX_LIMIT + 1)
     if len(content) > _INDEX_LIMIT:
         raise MachineProblem(f"its index has more than {_INDEX_LIMIT >> 20} MiB")
     return content.decode("utf-8", "replace")
@@ -205,7 +212,7 @@ def _sorted(found: Mapping[str, set[str]]) -> dict[str, list[str]]:
 
 def _cluster(client: Client) -> dict[str, Any]:
     """The cluster of this control plane. Values of another form, which a user may have set, become ""."""
-    pods = client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    pods = client.get(NETWORK_PODS, labelSelector=NETWORK_LABEL)["items"]
     pods += client.get(f"{kube_api.SYSTEM}/pods", labelSelector="name=nvidia-device-plugin-ds")["items"]
     images = {str(each.get("image")) for pod in pods for each in pod["spec"].get("containers", ())}
     return {
