@@ -20,6 +20,8 @@ _QUICK = 10
 """The first major version that was seen to be quicker."""
 _SUITE = System.DEBIAN13.suite
 _PACKAGES = ("qemu-system-x86", "seabios", "ipxe-qemu")
+MODULES = Path("/usr/lib/x86_64-linux-gnu/qemu")
+"""Where QEMU looks for modules. It ends when it finds those of another version (util/module.c)."""
 # Its libraries are newer than the host's: its own loader starts it with them.
 _SCRIPT = """\
 #!/bin/sh
@@ -54,6 +56,11 @@ def program(cache: Path, report: Report) -> str:
     target = cache / "emulators" / f"qemu-{_SUITE}"
     with store.locked(target.parent, report):
         return str(store.keep(target, make) / "qemu")
+
+
+def modules(program: str) -> Path:
+    """The folder of the modules that belong to a QEMU of the cache."""
+    return Path(program).parent / "tree" / MODULES.relative_to("/")
 
 
 def _major(qemu: str) -> int:

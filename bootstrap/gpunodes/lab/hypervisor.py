@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.disks import data_overlay, overlay
+from gpunodes.lab.emulator import MODULES, modules
 from gpunodes.lab.host import which
 from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabMachine, LabRole, Layout, Link
 from gpunodes.lab.network import taps
@@ -103,6 +104,7 @@ def prepare(layout: Layout, emulator: str | None) -> list[str]:
         f"mkdir /run/libvirt /run/lock {layout.state}",
         f"mount -n --bind {parked} {layout.state}",
         *(f"mount -n --bind {layout.state / own} {system}" for system, own in _FOLDERS.items()),
+        *([f"mount -n --bind {modules(emulator)} {MODULES}"] if emulator and MODULES.is_dir() else []),
         f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid",
     ]
     return ["sh", "-c", " && ".join(steps)]
