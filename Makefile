@@ -110,22 +110,33 @@ build/.collection: $(SOURCES) CHANGELOG.md LICENSE | $(VENV)/.installed
 	python bootstrap/collection.py build
 	touch $@
 
-# A kubectl in the image, on request: an https URL, or a file, and its checksum.
+# kubectl of the image: a URL or a file instead of its publisher, or `none`; its checksum, if it is another version than that
+# of bootstrap/kubectl.toml.
 KUBECTL ?=
 KUBECTL_SHA256 ?=
-IMAGE := build/.image$(KUBECTL_SHA256:%=-%)
+IMAGE := build/.image
+# The last line of what built an image without it.
+SAY_KUBECTL = @test -s build/kubectl || echo 'The image has no kubectl; KUBECTL=URL or KUBECTL=FILE adds it (docs/install.md).'
+
+# Always run: it tries again, and changes the file only if its content changes.
+.PHONY: try-kubectl
+build/kubectl: try-kubectl | $(VENV)/.installed
+	@mkdir -p build
+	@python bootstrap/kubectl.py $@ --from '$(KUBECTL)' --sha256 '$(KUBECTL_SHA256)'
 
 # Debian's packages in build/image-packages stay until `make clean`: then the newest are downloaded.
 .PHONY: image
-image: $(IMAGE) ## Build the container image as an OCI archive, in build; KUBECTL=URL KUBECTL_SHA256=HEX adds kubectl
+image: $(IMAGE) ## Build the container image as an OCI archive, in build; KUBECTL=URL or FILE or none, KUBECTL_SHA256=HEX
+	$(SAY_KUBECTL)
 
-$(IMAGE): $(INSTALLED)/.installed
-	rm -f build/gpunodes-image-* build/.image*
-	python bootstrap/image.py build/wheel/*.whl build --kubectl '$(KUBECTL)' --kubectl-sha256 '$(KUBECTL_SHA256)'
+$(IMAGE): $(INSTALLED)/.installed build/kubectl
+	rm -f build/gpunodes-image-*
+	python bootstrap/image.py build/wheel/*.whl build build/kubectl
 	touch $@
 
 .PHONY: dist
 dist: dist/SHA256SUMS ## All that a release consists of, with checksums, in dist
+	$(SAY_KUBECTL)
 
 dist/SHA256SUMS: $(INSTALLED)/.installed build/.collection $(IMAGE)
 	rm -rf dist build/sdist
