@@ -35,6 +35,11 @@ setup: $(VENV)/.installed ## Install missing system packages, and the pinned Pyt
 system-packages:
 	@bash bootstrap/system-packages.sh
 
+# The tests that need these packages are skipped without them; nothing else needs them.
+.PHONY: test-tools
+test-tools: ## Install the Debian packages that only tests need: Chromium, promtool, zsh; `make test` does
+	@bash bootstrap/system-packages.sh tests
+
 $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 	@echo "setup: Python environment $(VENV) from requirements.lock"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"setup: Python 3.11 or newer is needed, {sys.executable} is {sys.version.split()[0]}; choose another: make PYTHON=python3.12 setup")'
@@ -83,6 +88,7 @@ format: $(VENV)/.installed ## Format the Python files with ruff
 .PHONY: test
 test: ## All that CI runs: checks, package, roles, and one part of test-machines in turn (or PART=NAME)
 	@$(PYTHON) -m tests.machines.parts $(PART) >/dev/null
+	$(MAKE) --no-print-directory test-tools
 	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package test-trust
 	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
 	$(MAKE) --no-print-directory test-part
