@@ -13,6 +13,7 @@ import hashlib
 import http.client
 import sys
 import tomllib
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ def read(source: str) -> bytes:
                 return content
         return Path(source).read_bytes()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise GpunodesError(f"{source} cannot be read: {error}", remedy="name another with KUBECTL") from None
+        cause = error.reason if type(error) is urllib.error.URLError else error
+        raise GpunodesError(f"{source} cannot be read: {cause}", remedy="name another with KUBECTL") from None
 
 
 def obtain(source: str, digest: str, architecture: str, present: bytes = b"") -> bytes:
@@ -83,7 +85,7 @@ def obtain(source: str, digest: str, architecture: str, present: bytes = b"") ->
         return b""
     found = hashlib.sha256(data).hexdigest()
     if found != wanted:
-        raise WrongInput(f"{place} has the SHA-256 {found}", wanted, "KUBECTL_SHA256 is that of KUBECTL's publisher")
+        raise WrongInput(f"{place} has the SHA-256 {found}", wanted, "set KUBECTL_SHA256 to what its publisher names")
     return data
 
 
