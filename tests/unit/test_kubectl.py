@@ -33,7 +33,7 @@ def mirror(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "served" / "kubectl").write_bytes(PROGRAM)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the class that it replaces
             """Print nothing."""
 
     handler = functools.partial(Quiet, directory=str(tmp_path / "served"))
