@@ -1,7 +1,7 @@
 """The page of a report in a real browser: widths, both colour schemes, contrast, and an empty console.
 
-Skipped without Chromium: it has 300 MB, so bootstrap/system-packages.sh does not install it for one page. What needs no
-browser is in test_report_page.py. `GPUNODES_REPORT_SHOTS=FOLDER` keeps the pictures.
+Skipped without Chromium, which `make test` installs, but not `make setup`: it has 400 MB with its libraries. What needs
+no browser is in test_report_page.py. `GPUNODES_REPORT_SHOTS=FOLDER` keeps the pictures.
 """
 
 from __future__ import annotations
