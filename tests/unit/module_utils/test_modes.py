@@ -959,8 +959,8 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
 
 
 def read_for_upgrade(machine: Machine) -> dict[str, Any]:
-    def read(sources: upgrade_facts.Sources, cluster: bool) -> dict[str, Any]:
-        return {"url": sources.url, "cluster": cluster}
+    def read(sources: upgrade_facts.Sources, cluster: bool, patches: dict[str, Any]) -> dict[str, Any]:
+        return {"url": sources.url, "cluster": cluster, "patches": patches}
 
     machine.monkeypatch.setattr(upgrade_facts, "read", read)
     return {"url": "http://mirror/", "cluster": True}
