@@ -46,7 +46,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "addons": Part(37, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
-    "up": Part(16, ("test_up.py",)),
+    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
     "docker": Part(26, ("test_docker.py",)),
     "commands": Part(29, ("test_repair_commands.py",)),
     "cluster": Part(35, ("test_cluster.py",)),
@@ -62,7 +62,7 @@ PARTS: Mapping[str, Part] = {
     "gpu": Part(37, ("test_gpu.py",)),
     "power": Part(37, ("test_repair_power.py",)),
     "adopt": Part(34, ("test_adopt.py",)),
-    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
+    "up": Part(16, ("test_up.py",)),
     "burn-in": Part(38, ("test_gpu_machines.py",)),
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "backup": Part(39, ("test_backup.py",)),
