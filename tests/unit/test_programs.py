@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import subprocess, sys, time
 from tests import programs
-print(subprocess.Popen(programs.ending([sys.executable, "-c", "import time; time.sleep(600)"])).pid, flush=True)
+wait = "import time; print('started', flush=True); time.sleep(600)"
+program = subprocess.Popen(programs.ending([sys.executable, "-c", wait]), stdout=subprocess.PIPE)
+program.stdout.readline()
+print(program.pid, flush=True)
 time.sleep(600)
 """
 
