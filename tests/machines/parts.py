@@ -46,8 +46,8 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "addons": Part(37, ("test_addons.py",)),
     "training": Part(35, ("test_training.py",)),
-    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
     "docker": Part(26, ("test_docker.py",)),
+    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
     "commands": Part(29, ("test_repair_commands.py",)),
     "cluster": Part(35, ("test_cluster.py",)),
     "life": Part(34, ("test_life.py",)),

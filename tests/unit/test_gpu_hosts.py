@@ -265,6 +265,17 @@ def test_phases_of_nodes_do_not_apply_to_hosts(tmp_path: Path) -> None:
     assert by_facts[Only.NODES] == set()
 
 
+@pytest.mark.parametrize("command", ["status", "kubeconfig", "etcd backup"])
+def test_commands_of_a_cluster_name_an_inventory_without_one(command: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("gpu_hosts: {hosts: {h0: }}\n")
+    done = gpunodes(tmp_path, *command.split(), "-i", "hosts.yml")
+    assert done.returncode == 2
+    assert (
+        "has only GPU hosts (1), which have no cluster; wanted: an inventory with the group control_plane"
+        in done.stderr
+    )
+
+
 def test_status_reports_gpu_hosts_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(WrongInput, match=r"has only GPU hosts \(1\), which have no cluster"):

@@ -216,6 +216,13 @@ class Inventory:
                 "control planes that are reached by SSH: this command does not work with a kubeconfig",
                 f"add them, and leave {KUBECONFIG} out, or use a command of `gpunodes help --page other-clusters`",
             )
+        hosts = self.machines(Role.GPU_HOST)
+        if hosts and not machines and not self.machines(Role.WORKER):
+            raise WrongInput(
+                f"{self.title} has only GPU hosts ({len(hosts)}), which have no cluster",
+                "an inventory with the group control_plane",
+                "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
+            )
         if not machines:
             raise WrongInput(
                 f"{self.title} has no machine in the group control_plane",

@@ -11,7 +11,7 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import control_planes, identities, journal, runner
-from gpunodes.errors import GpunodesError, Interrupted, WrongInput
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
@@ -84,12 +84,6 @@ class ClusterStatus:
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     """Read the cluster; raises GpunodesError if there is none, or if no control plane responds."""
     hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
-    if hosts and not inventory.machines(Role.CONTROL_PLANE, Role.WORKER):
-        raise WrongInput(
-            f"{inventory.path} has only GPU hosts ({len(hosts)}), which have no cluster",
-            "an inventory with the group control_plane",
-            "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
-        )
     choice = control_planes.choose(inventory, every=True)
     control = choice.machine
     vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
