@@ -6,7 +6,6 @@ For a boot of Debian 13 and some common programs QEMU 7.2 took 56 s of processor
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -47,8 +46,6 @@ def program(cache: Path, report: Report) -> str:
         report(f"getting the QEMU of Debian's {_SUITE}, which is quicker than this machine's (once; half a minute)")
         tree = folder / "tree"
         debootstrap(_SUITE, tree, _PACKAGES, "--variant=extract")
-        for unused in ("doc", "man", "locale"):
-            shutil.rmtree(tree / "usr/share" / unused, ignore_errors=True)
         script = folder / "qemu"
         script.write_text(_SCRIPT.format(tree=target / "tree"))
         script.chmod(0o755)
