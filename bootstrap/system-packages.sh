@@ -76,6 +76,7 @@ fi
 
 for name in "${unwanted[@]}"; do
     command -v systemctl >/dev/null || break
+    # Not every service has both units, and none has to be running.
     for unit in "$name.socket" "$name.service"; do
         "${as_root[@]}" systemctl disable --quiet "$unit" 2>/dev/null || true
         [[ ! -d /run/systemd/system ]] || "${as_root[@]}" systemctl stop --quiet "$unit" 2>/dev/null || true
