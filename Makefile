@@ -35,6 +35,11 @@ setup: $(VENV)/.installed ## Install missing system packages, and the pinned Pyt
 system-packages:
 	@bash bootstrap/system-packages.sh
 
+# The tests that need these packages are skipped without them; nothing else needs them.
+.PHONY: test-tools
+test-tools: ## Install the Debian packages that only tests need: Chromium, promtool, zsh; `make test` does
+	@bash bootstrap/system-packages.sh tests
+
 $(VENV)/.installed: requirements.lock pyproject.toml | system-packages
 	@echo "setup: Python environment $(VENV) from requirements.lock"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"setup: Python 3.11 or newer is needed, {sys.executable} is {sys.version.split()[0]}; choose another: make PYTHON=python3.12 setup")'
@@ -51,14 +56,19 @@ lock: $(VENV)/.installed ## Rewrite requirements.lock from pyproject.toml, with 
 
 # --- checks --------------------------------------------------------------------------------------------------------
 
-.PHONY: check lint types unit site
-check: lint types unit site ## The fast part: linters, types, unit tests, links of the site; needs no lab
+# Linters, types and the site use one processor each for most of their time, the unit tests all: those begin at once, and
+# the others run beside them.
+CHECKS := unit lint types site
+
+.PHONY: check $(CHECKS)
+check: $(VENV)/.installed ## The fast part: linters, types, unit tests, links of the site; needs no lab
+	@$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS)
 
 lint: $(VENV)/.installed
 	ruff check .
 	ruff format --check .
 	yamllint --strict .
-	ansible-lint --offline
+	bash bootstrap/ansible-lint.sh
 
 types: $(VENV)/.installed
 	mypy
@@ -83,7 +93,8 @@ format: $(VENV)/.installed ## Format the Python files with ruff
 .PHONY: test
 test: ## All that CI runs: checks, package, roles, and one part of test-machines in turn (or PART=NAME)
 	@$(PYTHON) -m tests.machines.parts $(PART) >/dev/null
-	$(MAKE) --jobs 2 --output-sync=line --no-print-directory check test-package test-trust
+	$(MAKE) --no-print-directory test-tools
+	$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS) test-package test-trust
 	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
 	$(MAKE) --no-print-directory test-part
 
@@ -110,22 +121,33 @@ build/.collection: $(SOURCES) CHANGELOG.md LICENSE | $(VENV)/.installed
 	python bootstrap/collection.py build
 	touch $@
 
-# A kubectl in the image, on request: an https URL, or a file, and its checksum.
+# kubectl of the image: a URL or a file instead of its publisher, or `none`; its checksum, if it is another version than that
+# of bootstrap/kubectl.toml.
 KUBECTL ?=
 KUBECTL_SHA256 ?=
-IMAGE := build/.image$(KUBECTL_SHA256:%=-%)
+IMAGE := build/.image
+# The last line of what built an image without it.
+SAY_KUBECTL = @test -s build/kubectl || echo 'The image has no kubectl; KUBECTL=URL or KUBECTL=FILE adds it (docs/install.md).'
+
+# Always run: it tries again, and changes the file only if its content changes.
+.PHONY: try-kubectl
+build/kubectl: try-kubectl | $(VENV)/.installed
+	@mkdir -p build
+	@python bootstrap/kubectl.py $@ --from '$(KUBECTL)' --sha256 '$(KUBECTL_SHA256)'
 
 # Debian's packages in build/image-packages stay until `make clean`: then the newest are downloaded.
 .PHONY: image
-image: $(IMAGE) ## Build the container image as an OCI archive, in build; KUBECTL=URL KUBECTL_SHA256=HEX adds kubectl
+image: $(IMAGE) ## Build the container image as an OCI archive, in build; KUBECTL=URL or FILE or none, KUBECTL_SHA256=HEX
+	$(SAY_KUBECTL)
 
-$(IMAGE): $(INSTALLED)/.installed
-	rm -f build/gpunodes-image-* build/.image*
-	python bootstrap/image.py build/wheel/*.whl build --kubectl '$(KUBECTL)' --kubectl-sha256 '$(KUBECTL_SHA256)'
+$(IMAGE): $(INSTALLED)/.installed build/kubectl
+	rm -f build/gpunodes-image-*
+	python bootstrap/image.py build/wheel/*.whl build build/kubectl
 	touch $@
 
 .PHONY: dist
 dist: dist/SHA256SUMS ## All that a release consists of, with checksums, in dist
+	$(SAY_KUBECTL)
 
 dist/SHA256SUMS: $(INSTALLED)/.installed build/.collection $(IMAGE)
 	rm -rf dist build/sdist

@@ -4,7 +4,7 @@
 Needs neither root nor a container engine. Debian's packages are unpacked as for the lab's images; their scripts do not
 run. Python's packages are those of requirements.lock, verified by their hashes. Equal inputs make equal archives.
 
-kubectl is in the image only on request: gpunodes does not need it, and Debian 13 has none of a supported Kubernetes.
+kubectl (kubectl.py) is the only program that is not of Debian, which has none of a supported Kubernetes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import re
 import shutil
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import kubectl as client
 import sbom
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import GpunodesError
 from gpunodes.lab.mirror import debian, pins
 from gpunodes.lab.mirror.images import MERGED, unpack
 from gpunodes.lab.mirror.oci import Blobs, OciImage, write_archive
@@ -184,24 +184,17 @@ def compiled(base: Path, folders: Iterable[tuple[Path, str]], python: str) -> No
         )  # fmt: skip
 
 
-def obtain(source: str, digest: str, target: Path) -> Path:
-    """A program from an https URL or a file, verified by its SHA-256; written to ``target``."""
-    if source.startswith("https://"):
-        with urllib.request.urlopen(source, timeout=60) as response:  # noqa: S310 - the URL is one of https
-            data = response.read()
-    else:
-        data = Path(source).read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest.lower():
-        raise WrongInput(f"{source} has the SHA-256 {found}", digest, "name the checksum that its publisher names")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(data)
+def with_program(program: Path, folder: Path) -> Iterator[TreeEntry]:
+    """The files of a layer with one program on PATH, made in ``folder``."""
+    target = folder / "usr" / "local" / "bin" / program.name
+    target.parent.mkdir(parents=True)
+    shutil.copy(program, target)
     target.chmod(0o755)
-    return target
+    return collected(folder)
 
 
-def build(wheel: Path, target: Path, kubectl: tuple[str, str] | None = None) -> Path:
-    """Build the archive in the folder ``target``, with kubectl from a URL or file of a SHA-256; returns its path."""
+def build(wheel: Path, target: Path, kubectl: Path) -> Path:
+    """Build the archive in the folder ``target``, with the file that kubectl.py wrote; returns its path."""
     version, suite = wheel.name.split("-")[1], pins.load().image_suite
     archives = debian.download(suite, _PACKAGES, target / "image-packages", report)
     [python] = {match[1] for path in archives if (match := re.match(r"python(3\.\d+)_", path.name))}
@@ -211,21 +204,25 @@ def build(wheel: Path, target: Path, kubectl: tuple[str, str] | None = None) -> 
         lay_out(system(archives), base)
         report("installing the Python packages of requirements.lock")
         install(wheel, python, packages)
-        extra = [obtain(*kubectl, packages / "usr" / "local" / "bin" / "kubectl")] if kubectl else []
         report("compiling them")
         compiled(base, ((base, f"usr/lib/python{python}"), (packages, _SITE)), python)
+        trees, programs = [collected(base), collected(packages)], []
+        if (kubectl_version := client.name(kubectl)) != "none":
+            trees.append(with_program(kubectl, Path(temporary) / "kubectl"))
+            programs.append(sbom.program(kubectl, ("k8s.io", "kubernetes"), kubectl_version))
         blobs = Blobs(Path(temporary) / "blobs")
         image = OciImage(
             NAME,
             (version,),
-            (blobs.layer(list(collected(base))), blobs.layer(list(collected(packages)))),
+            tuple(blobs.layer(list(tree)) for tree in trees),
             (_ENTRY, "gpunodes"),
             f"{USER}:{USER}",
             (f"HOME={_HOME}", "LANG=C.UTF-8"),
+            {"org.opencontainers.image.version": version, "dev.gpunodes.kubectl": kubectl_version},
         )
         archive = target / f"gpunodes-image-{version}.oci.tar"
         digest = write_archive(archive, image, blobs, debian.architecture())
-        contents = [*contained(archives, base, suite), *sbom.python(packages / _SITE), *map(sbom.program, extra)]
+        contents = [*contained(archives, base, suite), *sbom.python(packages / _SITE), *programs]
     archive.with_name(f"gpunodes-image-{version}.cdx.json").write_text(
         sbom.document(NAME, version, digest, contents), encoding="utf-8"
     )
@@ -252,13 +249,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheel", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kubectl", default="", metavar="URL|FILE", help="a kubectl for this architecture")
-    parser.add_argument("--kubectl-sha256", default="", metavar="HEX", help="its checksum")
+    parser.add_argument("kubectl", type=Path, help="the file that kubectl.py wrote")
     given = parser.parse_args()
-    if bool(given.kubectl) != bool(given.kubectl_sha256):
-        parser.error("--kubectl and --kubectl-sha256 belong together")
     try:
-        build(given.wheel, given.folder.resolve(), (given.kubectl, given.kubectl_sha256) if given.kubectl else None)
+        build(given.wheel, given.folder.resolve(), given.kubectl)
     except GpunodesError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

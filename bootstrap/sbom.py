@@ -69,9 +69,12 @@ def python(site: Path) -> Iterable[Component]:
         yield component
 
 
-def program(path: Path) -> Component:
-    """A program that belongs to no package."""
-    return {"type": "application", "bom-ref": f"file:{path.name}", "name": path.name, "hashes": checksum(path)}
+def program(path: Path, module: Sequence[str] = (), version: str = "") -> Component:
+    """A program that belongs to no package; of a release of a Go module, if its version is known."""
+    component = {"type": "application", "bom-ref": f"file:{path.name}", "name": path.name, "hashes": checksum(path)}
+    if version[:1].isdigit():
+        component |= {"version": version, "purl": purl("golang", module, f"v{version}")}
+    return component
 
 
 def document(name: str, version: str, digest: str, components: Iterable[Component]) -> str:

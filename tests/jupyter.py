@@ -25,6 +25,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.programs import ending
+
 REAL = os.environ.get("GPUNODES_JUPYTER") or shutil.which("jupyter-lab") or ""
 Answer = Callable[[str, dict[str, Any]], list[Any]]
 """Takes the code of a cell and the header of its message; returns the messages, as JSON or as bytes of frames."""
@@ -166,7 +168,9 @@ def real(folder: Path, args: Sequence[str], ready: Sequence[str], token: str) ->
     environment = {"PATH": path, "HOME": str(folder), "JUPYTER_TOKEN_FILE": str(folder / "token")}
     with (folder / "jupyter.log").open("wb") as log:
         argv = [str(Path(REAL).with_name(args[0])), *own]
-        process = subprocess.Popen(argv, env=environment, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            ending(argv), env=environment, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
     try:
         probe = [each.replace("8888", str(port)) for each in ready]
         deadline = time.monotonic() + 120

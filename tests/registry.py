@@ -18,6 +18,8 @@ from gpunodes.lab.layout import cache_dir
 from gpunodes.lab.mirror import gobuild, pins, store
 from gpunodes.planner import registry
 
+from tests.programs import ending
+
 _START_S = 120
 
 
@@ -65,7 +67,7 @@ def running(folder: Path, secret: Mapping[str, str]) -> Iterator[Running]:
     environment = {"PATH": os.environ["PATH"], **{each["name"]: each["value"] for each in container["env"]}}
     with (folder / "log").open("wb") as log:
         argv = [program(), *container["command"][1:-1], folder / "config.yml"]
-        process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(ending(argv), env=environment, stdout=log, stderr=log)
     try:
         _wait(found, process)
         yield found

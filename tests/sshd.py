@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.programs import ending
+
 SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
 
 _CONFIG = """
@@ -83,7 +85,8 @@ def serving(
             config = folder / f"sshd-{number}.conf"
             config.write_text(text)
             with (folder / f"sshd-{number}.log").open("wb") as log:
-                started.append(subprocess.Popen([SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL))
+                argv = ending([SSHD, "-D", "-e", "-f", config])
+                started.append(subprocess.Popen(argv, stderr=log, stdin=subprocess.DEVNULL))
         for addresses in processes:
             for address in addresses:
                 _wait_for(address)

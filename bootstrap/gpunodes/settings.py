@@ -58,20 +58,36 @@ def state_home() -> Path:
     return path
 
 
+def _unusable(path: Path) -> str:
+    """Why this user cannot have a folder; empty if it is there, or was made."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(path, os.W_OK) else "it cannot be written"
+
+
 def check_ansible_home() -> None:
     """Raise WrongInput where Ansible cannot have its folder, which it makes when it is imported."""
     path = Path(os.environ.get("ANSIBLE_HOME") or "~/.ansible").expanduser()
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        problem = "" if os.access(path, os.W_OK) else "it cannot be written"
-    except OSError as error:
-        problem = error.strerror or str(error)
-    if problem:
+    if problem := _unusable(path):
         raise WrongInput(
             f"Ansible's folder {path} cannot be used: {problem}",
             "a folder that this user can write",
             "set HOME, or ANSIBLE_HOME, to one",
         )
+
+
+def ssh_sockets() -> Path | None:
+    """The folder for the sockets of SSH connections, where Ansible's default cannot be used; None for the default.
+
+    The default, ~/.ansible/cp, does not follow ANSIBLE_HOME. It is used where it can be: the path of a socket has at
+    most 108 characters, and ANSIBLE_HOME may be long.
+    """
+    home = os.environ.get("ANSIBLE_HOME")
+    if not home or os.environ.get("ANSIBLE_SSH_CONTROL_PATH_DIR") or not _unusable(Path("~/.ansible/cp").expanduser()):
+        return None
+    return Path(home).expanduser() / "cp"
 
 
 VERBOSE = "GPUNODES_VERBOSE"
@@ -110,7 +126,7 @@ class SettingProblem:
     wanted: str
 
 
-def report_all(path: Path, machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
+def report_all(path: object, machines: Mapping[str, Sequence[SettingProblem]], more: Sequence[WrongInput] = ()) -> None:
     """Raise WrongInput for the problems of all machines, by name, and for ``more``; nothing where there are none.
 
     ``path`` is their inventory, which the one remedy of all names.

@@ -1,11 +1,19 @@
-"""Pods for tests: start them, wait for their end, and pods that try to get GPUs without a request."""
+"""Pods for tests: start them, wait for their end, examples of a page, pods that try to get GPUs without a request."""
 
 from __future__ import annotations
 
 import json
+import re
+import textwrap
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from .conftest import Operator
+
+GPU_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
+_SCHEDULING = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
 _SEARCH = """for file in /dev/nvidia*; do test -e "$file" && echo "got $file"; done
 nvidia-smi -L 2>/dev/null | grep UUID
@@ -66,3 +74,25 @@ def greedy(operator: Operator, node: str, image: str) -> dict[str, str]:
 
 NOTHING = dict.fromkeys(_GREEDY, "searched")
 """The result of ``greedy`` where only pods with a request get GPUs."""
+
+
+def examples(heading: str) -> list[str]:
+    """The examples below a heading of docs/scheduling.md."""
+    sections = re.split(r"^#+ ", _SCHEDULING.read_text(), flags=re.MULTILINE)
+    [section] = [section for section in sections if section.startswith(f"{heading}\n")]
+    return [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n)+", section, re.MULTILINE)]
+
+
+def example(heading: str) -> dict[str, Any]:
+    """The last example below a heading: a part of a pod."""
+    part: dict[str, Any] = yaml.safe_load(examples(heading)[-1])
+    return part
+
+
+def levels(machine: dict[str, Any]) -> dict[str, str]:
+    """The states of a machine in a document of `gpu verify`, by level."""
+    return {level["level"]: level["state"] for level in machine["levels"]}
+
+
+ALL_OK = dict.fromkeys(("host", "container", "kubelet", "pod"), "ok")
+"""The levels of a GPU node that serves its GPUs."""

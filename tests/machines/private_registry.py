@@ -1,4 +1,4 @@
-"""A registry with a password, for test_gpu.py: the lab's mirror behind HTTP basic authentication."""
+"""A registry with a password, for test_gpu_pods.py: the lab's mirror behind HTTP basic authentication."""
 
 from __future__ import annotations
 

@@ -6,32 +6,19 @@ The mirror has their images (`lab up --images addons`). metrics-server verifies 
 from __future__ import annotations
 
 import ipaddress
-import time
-from collections.abc import Callable
 from typing import Any
 
 import yaml
 
-from . import pods
-from .conftest import LabSpec, Operator, search_for_secrets
+from . import optional_addons, pods
+from .conftest import Operator, search_for_secrets
+from .optional_addons import IMAGE, READY, SERVES, apply, comes, goes, installed, refusal, until
 
-LAB = LabSpec(
-    "debian13",
-    workers=2,
-    up_options=("--images", "addons"),
-    cluster=(),
-    settings={"gpunodes_serving_certificates": True},
-)
+LAB = optional_addons.lab("addons")
 MACHINES = LAB.machines
-IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 FOLDER = "/opt/local-path-provisioner"
-WAIT_S = 300.0
-"""Seconds for what controllers and add-ons do on emulated machines."""
 # A slow API server logs the names of their events, POD.TIME. With six letters before the point that looks like a token.
 SERVER, ALLOWED = "page", "allowed"
-SERVES = "mkdir /tmp/www && echo served >/tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
-READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
-"""Of a container that runs ``SERVES``."""
 NODE_ADDRESS = "jsonpath={.status.addresses[?(@.type=='InternalIP')].address}"
 VOLUME: dict[str, Any] = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "scratch"}}]}
 MOUNT: dict[str, Any] = {"volumeMounts": [{"name": "data", "mountPath": "/data"}]}
@@ -60,54 +47,6 @@ spec:
     - from: [{podSelector: {matchLabels: {test: client}}}]
       ports: [{port: 8080}]
 """
-
-
-def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    began = time.monotonic()
-    while not seen():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(3)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
-
-
-def apply(operator: Operator, manifest: str) -> None:
-    operator.ssh("control-1", f"cat >/run/addon.yml <<'END'\n{manifest}\nEND")
-    operator.kubectl("apply", "-f", "/run/addon.yml")
-
-
-def installed(operator: Operator) -> set[str]:
-    return {each["name"] for each in operator.document("addon", "list")["addons"] if each["installed"]}
-
-
-def comes(operator: Operator, name: str) -> None:
-    """Install an add-on: a dry run changes nothing, and neither does a second run."""
-    would = operator.document("addon", "up", name, "--dry-run")["changes"]
-    assert would
-    assert name not in installed(operator)
-    assert sorted(operator.document("addon", "up", name)["changes"]) == sorted(would)
-    assert name in installed(operator)
-    operator.gpunodes("addon", "verify", name)
-    assert operator.document("addon", "up", name)["changes"] == []
-
-
-def goes(operator: Operator, name: str) -> None:
-    """Remove an add-on: no object of any kind remains."""
-    assert operator.document("addon", "down", name, "--yes")["changes"]
-    assert name not in installed(operator)
-    # The cluster deletes what belongs to the objects, such as pods, afterwards.
-    until(f"nothing of {name} is left", lambda: not labelled(operator, name))
-    assert operator.document("addon", "down", name, "--yes")["changes"] == []
-
-
-def labelled(operator: Operator, name: str) -> str:
-    kubectl = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
-    kinds = f"{kubectl} api-resources --verbs=list -o name | grep -v '^componentstatuses$' | paste -sd,"
-    return operator.ssh("control-1", f'{kubectl} get "$({kinds})" -A -l gpunodes.dev/addon={name} -o name').strip()
-
-
-def refusal(operator: Operator, name: str) -> str:
-    """Why an add-on is not removed."""
-    return " ".join(operator.gpunodes("addon", "down", name, "--yes", code=1).stderr.split())
 
 
 def test_metrics_of_nodes_and_pods(operator: Operator) -> None:

@@ -6,11 +6,26 @@ failures. The GPUs are the lab's stand-ins: no GPU computes anything.
 
 from __future__ import annotations
 
+import stat
+from pathlib import Path
+
+import yaml
+
 from . import unhealthy
 from .conftest import BARE, STATE, LabSpec, Operator, kill, lines, search_for_secrets
 
 LAB = LabSpec("debian13", workers=1, gpu_workers=1)
 MACHINES = ("control-1", "worker-1", "gpu-1")
+
+MINE = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "mine", "cluster": {"server": "https://192.0.2.9:6443"}}],
+    "users": [{"name": "mine", "user": {"username": "me"}}],
+    "contexts": [{"name": "mine", "context": {"cluster": "mine", "user": "mine"}}],
+    "current-context": "mine",
+}
+"""The user's kubeconfig, with another cluster."""
 
 _bare: dict[str, list[str]] = {}
 
@@ -72,5 +87,16 @@ def test_no_secret_leaks(operator: Operator) -> None:
 
 
 def test_reset_leaves_nothing(operator: Operator) -> None:
-    operator.gpunodes("reset", "gpu-1", "worker-1", "control-1", "--yes")
+    """Neither on the machines, nor of the cluster's context in the user's kubeconfig, whose other entries stay."""
+    path = Path(operator.environment["KUBECONFIG"])
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_text(yaml.safe_dump(MINE))
+    operator.gpunodes("kubeconfig", "--merge")
+    merged = yaml.safe_load(path.read_text())
+    [context] = {each["name"] for each in merged["contexts"]} - {"mine"}
+    assert merged["current-context"] == context
+    done = operator.gpunodes("reset", "gpu-1", "worker-1", "control-1", "--yes")
+    assert f"{path}: the context {context} of this cluster is removed" in done.stderr
+    assert yaml.safe_load(path.read_text()) == {**MINE, "current-context": ""}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert operator.each(MACHINES, BARE) == _bare

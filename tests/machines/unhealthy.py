@@ -44,7 +44,9 @@ SINGLE_MACHINE_SETTINGS = {**TEST_SETTINGS, "gpunodes_repair_unhealthy_percent":
 """Settings for a pool of one GPU machine."""
 DRIVER = ("--driver", "580")
 LAB = LabSpec("debian13", workers=0, gpu_workers=1, cluster=DRIVER, settings=SINGLE_MACHINE_SETTINGS)
-"""The lab of most repairs: one GPU machine. test_pool.py has two."""
+"""The lab of most repairs: one GPU machine."""
+POOL = LabSpec("debian13", workers=0, gpu_workers=2, cluster=DRIVER, settings=TEST_SETTINGS)
+"""The lab of repairs in a pool of two GPU machines."""
 # The kernel checks for hung tasks every 5 s and reports them after 20 s.
 HUNG_TASKS = "sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5"
 REPORT = "Workqueue: events os_execute_work_item [nvidia]"

@@ -22,6 +22,8 @@ from typing import Any
 from gpunodes.lab.layout import cache_dir
 from gpunodes.lab.mirror import gobuild, pins, store
 
+from tests.programs import ending
+
 MINOR = "1.36"
 _START_S = 180
 
@@ -133,7 +135,7 @@ def controllers(server: ApiServer, names: str) -> None:
 def _start(server: ApiServer, name: str, program: Path, flags: Mapping[str, object]) -> None:
     words = [str(program), *(f"--{flag}={value}" for flag, value in flags.items())]
     with (server.folder / f"{name}.log").open("wb") as log:
-        server.processes.append(subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        server.processes.append(subprocess.Popen(ending(words), stdout=log, stderr=log, stdin=subprocess.DEVNULL))
 
 
 def _wait(server: ApiServer) -> None:

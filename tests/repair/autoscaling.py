@@ -28,8 +28,9 @@ from gpunodes.engine.power import PowerProblem, PowerState, Trouble
 from gpunodes.lab.mirror import gobuild, pins, store
 
 from tests.power_fleet import GPU, document, node_object
+from tests.programs import ending
 
-from .apiserver import MINOR, ApiServer, cache
+from .apiserver import MINOR, ApiServer, cache, free_port
 
 BOOT_S, GPUS_S = 2.0, 4.0
 _PROOFS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -173,7 +174,9 @@ def _programs(server: ApiServer, address: str) -> dict[str, list[str]]:
         autoscaler = gobuild.programs(known.components["cluster-autoscaler"], go, cache(), print) / "cluster-autoscaler"
     config = server.folder / "cloud.yaml"
     config.write_text(f"address: {address}\n")
-    options = {**_OPTIONS, "kubeconfig": server.kubeconfig, "cloud-config": config}
+    # By default its metrics are at port 8085, which another run may have.
+    address = f"127.0.0.1:{free_port()}"
+    options = {**_OPTIONS, "kubeconfig": server.kubeconfig, "cloud-config": config, "address": address}
     same = ["--kubeconfig", str(server.kubeconfig), "--leader-elect=false", "--secure-port=0"]
     return {
         "scheduler": [str(scheduler), *same],
@@ -184,7 +187,7 @@ def _programs(server: ApiServer, address: str) -> dict[str, list[str]]:
 @contextlib.contextmanager
 def _process(log: Path, argv: Sequence[str]) -> Iterator[None]:
     with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(ending(argv), stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 from gpunodes.lab.mirror import gobuild, pins, store
 
 from tests.power_fleet import CAPACITY, GPU
+from tests.programs import ending
 
 from .apiserver import MINOR, ApiServer, cache
 
@@ -32,7 +33,7 @@ def running(server: ApiServer) -> Iterator[None]:
         for name, options in more.items():
             log = held.enter_context((server.folder / f"{name}.log").open("wb"))
             argv = [str(folder / name), *same, *options]
-            process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(ending(argv), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             held.callback(process.wait, 60)
             held.callback(process.terminate)
         yield

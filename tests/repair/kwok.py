@@ -12,6 +12,8 @@ from typing import Any
 
 from gpunodes.lab.mirror import gobuild, pins, store
 
+from tests.programs import ending
+
 from . import apiserver
 from .apiserver import ApiServer, cache
 
@@ -61,7 +63,8 @@ def running(server: ApiServer, forwards: Mapping[int, int] | None = None) -> Ite
         texts.append(json.dumps({**about, "spec": {"forwards": targets}}))
     config.write_text("\n---\n".join(texts))
     with (server.folder / "kwok.log").open("wb") as log:
-        process = subprocess.Popen([*words, "--cidr", "10.1.0.0/16"], stdout=log, stderr=log, cwd=server.folder)
+        argv = ending([*words, "--cidr", "10.1.0.0/16"])
+        process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=server.folder)
     try:
         yield
     finally:

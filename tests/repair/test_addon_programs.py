@@ -1,122 +1,42 @@
-"""The programs of add-ons with the arguments and the rights of their manifests, beside a real API server.
-
-They are those of the lab's mirror. They are run only where a lab has built them (`lab up --images addons`): that takes
-long. No pods run here; what a kubelet would do, the test does.
-"""
+"""The programs of add-ons with the arguments and the rights of their manifests, beside a real API server."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import http.server
 import json
-import os
-import ssl
 import subprocess
-import threading
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import yaml
 from gpunodes.ansible.module_utils import kubeconfig
-from gpunodes.ansible.module_utils.cluster import optional
-from gpunodes.lab.mirror import gobuild, pins
 from gpunodes.planner import addons
 
 from tests.repair import apiserver
+from tests.repair.addon_programs import (
+    MERGE,
+    NODE,
+    Kubelet,
+    cluster,
+    container,
+    get,
+    installed,
+    kubeconfig_of,
+    node,
+    program,
+    replaced,
+    running,
+    token,
+    until,
+)
 from tests.repair.apiserver import ApiServer
 from tests.unit.test_addon_role import with_settings
-
-LIMIT_S = 180.0
-NODE = "gpu-1"
-_MERGE = "application/merge-patch+json"
-
-
-def program(component: str, name: str) -> Path:
-    """A program of the lab's mirror."""
-    folder = gobuild.place(pins.load().components[component], apiserver.cache())
-    if not folder.exists():
-        pytest.skip(f"{component} was not built: `lab up --images addons` does")
-    return folder / name
-
-
-def container(objects: tuple[dict[str, Any], ...], name: str) -> dict[str, Any]:
-    """A container of an add-on."""
-    workloads = [each for each in objects if each["kind"] in {"Deployment", "DaemonSet"}]
-    found = [one for each in workloads for one in each["spec"]["template"]["spec"]["containers"]]
-    return next(one for one in found if one["name"] == name)
-
-
-def until(what: str, seen: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := seen()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.5)
-    return found
-
-
-class Kubelet(http.server.BaseHTTPRequestHandler):
-    """Serves the usage of a node, as a kubelet does: to who has a token."""
-
-    asked: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        now = time.time()
-        stamp = int(now * 1000)
-        of = '{container="c",namespace="default",pod="p"}'
-        usage = {
-            "node_cpu_usage_seconds_total": now / 2,
-            "node_memory_working_set_bytes": 1048576,
-            f"container_cpu_usage_seconds_total{of}": now / 4,
-            f"container_memory_working_set_bytes{of}": 524288,
-            f"container_start_time_seconds{of}": now - 3600,
-        }
-        text = "".join(f"{name} {value:.3f} {stamp}\n" for name, value in usage.items())
-        allowed = self.headers.get("Authorization", "").startswith("Bearer ey")
-        self.send_response(200 if allowed else 401)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.end_headers()
-        if allowed:
-            self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
-@pytest.fixture(scope="module")
-def kubelet(server: ApiServer) -> Iterator[int]:
-    """The port of a kubelet with a certificate of the cluster."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(server.folder / "server.crt", server.folder / "server.key")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Kubelet) as serving:
-        serving.socket = context.wrap_socket(serving.socket, server_side=True)
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
-        server.call("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}}})
-        status = {
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": serving.server_port}},
-            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
-        }
-        server.call("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, _MERGE)
-        yield serving.server_port
-        serving.shutdown()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    folder = tmp_path_factory.mktemp("cluster")
-    more: dict[str, object] = {
-        "authorization-mode": "RBAC",
-        "requestheader-client-ca-file": folder / "ca.crt",
-        "requestheader-allowed-names": "front-proxy-client",
-    }
-    with apiserver.running(folder, more) as made:
+    with cluster(tmp_path_factory.mktemp("cluster")) as made, node(made):
         yield made
 
 
@@ -125,67 +45,7 @@ def admin(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubeconfig, "ADMIN", str(server.kubeconfig))
 
 
-def installed(name: str) -> tuple[dict[str, Any], ...]:
-    """The objects of an add-on, applied."""
-    objects = with_settings(name)
-    optional.up(list(objects), name, addons.chosen(name).version, False)
-    return objects
-
-
-def token(server: ApiServer, space: str, account: str) -> str:
-    made = server.call("POST", f"/api/v1/namespaces/{space}/serviceaccounts/{account}/token", {"spec": {}})
-    return str(made["status"]["token"])
-
-
-def kubeconfig_of(server: ApiServer, space: str, account: str) -> Path:
-    """A kubeconfig with the rights of a pod's account."""
-    document = yaml.safe_load(server.kubeconfig.read_text())
-    document["users"][0]["user"] = {"token": token(server, space, account)}
-    path = server.folder / f"{account}.conf"
-    path.touch(mode=0o600)
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-@contextlib.contextmanager
-def running(server: ApiServer, name: str, argv: list[str], **environment: str) -> Iterator[Path]:
-    """A program, ended afterwards; gives the file of its output."""
-    path = server.folder / f"{name}.log"
-    with path.open("wb") as log:
-        process = subprocess.Popen(
-            argv, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        try:
-            yield path
-            assert process.poll() is None, path.read_text()[-3000:]
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def get(address: str, bearer: str = "") -> str:
-    """The response of an address on loopback, "" if it does not respond with one."""
-    # metrics-server makes its certificate at its start, which nobody can verify.
-    context = ssl._create_unverified_context()  # noqa: S323 - on loopback
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-    request = urllib.request.Request(address)  # noqa: S310 - on loopback
-    if bearer:
-        request.add_header("Authorization", f"Bearer {bearer}")
-    try:
-        with opener.open(request, timeout=30) as answer:
-            return str(answer.read().decode())
-    except (OSError, urllib.error.URLError):
-        return ""
-
-
-def replaced(words: list[str], changed: Mapping[str, object]) -> list[str]:
-    """Arguments with other values: those of a pod's paths and ports."""
-    found = dict(word.partition("=")[::2] for word in words)
-    assert changed.keys() <= found.keys()
-    return [f"{word}={value}" if value else word for word, value in (found | dict(changed)).items()]
-
-
-@pytest.mark.usefixtures("kubelet", "admin")
+@pytest.mark.usefixtures("admin")
 def test_metrics_server_reads_kubelets_whose_certificates_it_verifies(server: ApiServer) -> None:
     path = program("metrics-server", "metrics-server")
     words = container(installed("metrics-server"), "metrics-server")["args"]
@@ -212,7 +72,7 @@ def test_metrics_server_reads_kubelets_whose_certificates_it_verifies(server: Ap
     assert "/metrics/resource" in Kubelet.asked
 
 
-@pytest.mark.usefixtures("kubelet", "admin")
+@pytest.mark.usefixtures("admin")
 def test_local_path_makes_a_volume_with_a_pod_on_the_node(server: ApiServer) -> None:
     path = program("local-path-provisioner", "local-path-provisioner")
     objects = installed("local-path")
@@ -246,27 +106,11 @@ def test_local_path_makes_a_volume_with_a_pod_on_the_node(server: ApiServer) -> 
         [helper] = pod["spec"]["containers"]
         assert helper["image"] == addons.chosen("local-path").images["helper"]
         done = {"status": {"phase": "Succeeded"}}
-        server.call("PATCH", f"{space}/{pod['metadata']['name']}/status", done, _MERGE)
+        server.call("PATCH", f"{space}/{pod['metadata']['name']}/status", done, MERGE)
         volumes = "/api/v1/persistentvolumes"
         [volume] = until("the volume is made", lambda: server.call("GET", volumes)["items"])
         assert volume["spec"]["claimRef"]["name"] == "scratch"
         assert "/opt/local-path-provisioner/" in json.dumps(volume["spec"])
-
-
-def test_node_exporter_takes_its_arguments(server: ApiServer) -> None:
-    """It reads this machine instead of the folders of a pod."""
-    path = program("node-exporter", "node_exporter")
-    words = container(with_settings("monitoring"), "node-exporter")["args"]
-    port = apiserver.free_port()
-    own = [
-        word.replace("/host/root", "/").replace("/host/", "/").replace("=:9100", f"=127.0.0.1:{port}") for word in words
-    ]
-    with running(server, "node-exporter", [str(path), *own]):
-        text = until("it serves", lambda: get(f"http://127.0.0.1:{port}/metrics"))
-        assert "node_memory_MemTotal_bytes" in text
-        assert "node_filesystem_size_bytes" in text
-        assert "node_netstat" not in text
-        assert 'mountpoint="/proc' not in text
 
 
 def test_network_policies_take_their_arguments() -> None:
@@ -291,7 +135,7 @@ def of_type_load_balancer(server: ApiServer) -> list[str]:
     return [each["metadata"]["name"] for each in services if each["spec"]["type"] == "LoadBalancer"]
 
 
-@pytest.mark.usefixtures("kubelet", "admin")
+@pytest.mark.usefixtures("admin")
 def test_services_get_addresses_of_the_setting(server: ApiServer) -> None:
     path = program("kube-vip-cloud-provider", "kube-vip-cloud-provider")
     found = container(installed("load-balancer"), "kube-vip-cloud-provider")
@@ -324,7 +168,7 @@ def test_services_get_addresses_of_the_setting(server: ApiServer) -> None:
         assert "forbidden" not in log.read_text()
 
 
-@pytest.mark.usefixtures("kubelet", "admin")
+@pytest.mark.usefixtures("admin")
 def test_kube_vip_becomes_the_one_that_answers(server: ApiServer) -> None:
     """Without Services: it would give their addresses to this machine."""
     path = program("kube-vip", "kube-vip")

@@ -22,6 +22,7 @@ from gpunodes.planner import registration
 
 from tests import redfish
 from tests.power_fleet import document, uuid
+from tests.programs import ending
 
 from . import apiserver, autoscaling
 from .autoscaling import Site
@@ -209,7 +210,7 @@ def _power_server(server: apiserver.ApiServer, folder: Path) -> Iterator[subproc
     words = [f"--plan={folder}/plan.json", f"--passwords={folder}/bmc", f"--kubeconfig={server.kubeconfig}"]
     argv = [sys.executable, "-m", "gpunodes.autoscale", *words, f"--listen=unix://{folder}/socket"]
     with (folder / "power.log").open("ab") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(ending(argv), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
         yield process
     finally:

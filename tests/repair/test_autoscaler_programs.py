@@ -27,8 +27,8 @@ from gpunodes.operations.autoscale.objects import Objects
 
 from tests import power_fleet, redfish
 from tests.repair import apiserver, autoscaling
+from tests.repair.addon_programs import replaced, running, token
 from tests.repair.apiserver import MINOR, ApiServer
-from tests.repair.test_addon_programs import replaced, running, token
 from tests.unit.test_autoscaler_role import rendered
 
 GPU = power_fleet.GPU

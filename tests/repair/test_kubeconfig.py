@@ -10,22 +10,26 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from gpunodes.engine import control_planes
+from gpunodes.cli import repair
+from gpunodes.engine import control_planes, history
 from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.direct import ByKubeconfig
 from gpunodes.engine.cluster.errors import OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
+from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.scans import MachineScan
 from gpunodes.inventory import Inventory
-from gpunodes.model import Kubeconfig
+from gpunodes.model import Kubeconfig, Machine, Role
 from gpunodes.operations import claims, maintenance, power
 from gpunodes.operations.repair import commands, tools
 from gpunodes.repair import policy
@@ -192,6 +196,46 @@ def test_maintenance_and_the_mark_of_a_repair(server: ApiServer, fleet: DirectFl
     assert server.call("GET", "/api/v1/nodes/n2")["spec"]["unschedulable"]
     assert power.clear(fleet, chosen[0], without_cluster=False).schedulable
     assert not server.call("GET", "/api/v1/nodes/n2")["spec"].get("unschedulable")
+
+
+def test_an_address_is_repaired_without_an_inventory(
+    server: ApiServer,
+    fleet: DirectFleet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a folder without one. The machine is n2 by its boot, and its records are kept under the kubeconfig."""
+    machine, folder = fleet.machine_control(Machine("n2", "n2", Role.WORKER)), tmp_path / "empty"
+    machine.use("reboot")
+    file = tmp_path / "machines/n2.json"
+    file.write_text(json.dumps({**machine.read(), "sick": True, "done": [], "back": 0}))
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 3.0)
+    made = tools.TimeLimits
+    monkeypatch.setattr(tools, "TimeLimits", lambda **given: made(**{**given, "poll": 0.2, "settle": 0.0}))
+
+    def scan(_: InventoryFleet, machines: Sequence[Machine], *, full: bool = True) -> dict[str, MachineScan]:
+        seen = fleet.scan([Machine("n2", "n2", Role.WORKER)], full=full)["n2"]
+        return {each.name: replace(seen, verdict=replace(seen.verdict, name=each.name)) for each in machines}
+
+    monkeypatch.setattr(InventoryFleet, "scan", scan)
+    monkeypatch.setattr(InventoryFleet, "machine_control", lambda *_, **__: machine)
+    words = ["10.9.0.5", "--user", "admin", "--kubeconfig", str(fleet.account), "--context", "lab", "--yes", "--json"]
+    code = repair.command.main(words, standalone_mode=False)
+    shown = capsys.readouterr()
+    (found,) = json.loads(shown.out)["machines"]
+    assert (code, found["name"], found["outcome"]) == (0, "10.9.0.5", "repaired"), shown.err
+    assert machine.read()["done"] == ["reboot"]
+    node = server.call("GET", "/api/v1/nodes/n2")
+    assert not node["spec"].get("unschedulable")
+    assert "gpunodes.dev/repairs" in node["metadata"]["annotations"]
+    assert [
+        each["metadata"]["name"] for each in server.call("GET", LEASES)["items"] if "n2" in each["metadata"]["name"]
+    ] == []
+    assert {each.machine for each in history.read(cluster=f"addresses {fleet.account} lab")} == {"10.9.0.5"}
+    assert list(folder.iterdir()) == []
 
 
 def test_the_account_may_do_nothing_else(kubeconfig: Path) -> None:

@@ -36,6 +36,7 @@ from gpunodes.operations.registry_server import commands, material, verify
 from gpunodes.planner import registry, registry_image, reports, storage
 
 from tests import registry as real
+from tests.programs import ending
 
 from . import apiserver
 from .apiserver import ApiServer
@@ -446,7 +447,7 @@ def containerd(folder: Path) -> Iterator[Callable[..., str]]:
             listed = subprocess.run([*ctr, "images", "ls"], capture_output=True, text=True, check=False)
             return f"{done.stdout}{done.stderr}{listed.stdout}"
 
-        with subprocess.Popen(argv, stdout=log, stderr=log) as run:
+        with subprocess.Popen(ending(argv), stdout=log, stderr=log) as run:
             try:
                 until("containerd responds", lambda: fetch("x").count("REF"))
                 yield fetch

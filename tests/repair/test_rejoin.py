@@ -21,6 +21,7 @@ from gpunodes.ansible.module_utils import facts, kubeconfig
 from gpunodes.ansible.module_utils.cluster import tokens
 
 from tests import node_certificates
+from tests.programs import ending
 
 from . import apiserver
 from .apiserver import ApiServer
@@ -126,7 +127,7 @@ class Kubelet:
         argv += [f"--bootstrap-kubeconfig={self.bootstrap}", f"--root-dir={self.folder}/root"]
         argv += [f"--cert-dir={self.current.parent}"]
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(ending(argv), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _kubeconfig(self, user: str) -> str:
         head, _, _ = self.server.kubeconfig.read_text().partition("users:")

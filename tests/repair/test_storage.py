@@ -19,6 +19,8 @@ from gpunodes.errors import WrongInput
 from gpunodes.operations.storage.objects import Objects
 from gpunodes.planner import storage
 
+from tests.programs import ending
+
 from . import apiserver
 from .apiserver import ApiServer
 
@@ -55,7 +57,7 @@ def controllers(made: ApiServer) -> Iterator[None]:
     ]
     with (
         (Path(made.folder) / "controllers.log").open("wb") as log,
-        subprocess.Popen(argv, stdout=log, stderr=log) as run,
+        subprocess.Popen(ending(argv), stdout=log, stderr=log) as run,
     ):
         try:
             yield

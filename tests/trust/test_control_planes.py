@@ -35,7 +35,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
 
 DRIFT = {"control-2/control_plane_drift", "control-3/control_plane_drift"}
 """Each control plane that responds compares itself with its settings."""
-OF_CLUSTER = ("cluster_info", "etcd_members", "kubelet_gates")
+OF_CLUSTER = ("cluster_info", "etcd_members", "kubelet_settings")
 """What the one that is used is asked for `status`."""
 
 

@@ -55,7 +55,7 @@ def test_addresses_that_stand_in_machines_cannot_have(tmp_path: Path, monkeypatc
     assert one in shown
     assert two in shown
     assert done.returncode == 1
-    assert {line.partition("/")[2] for line in made.asked} == {"host_facts", "cluster_info", "kubelet_gates"}
+    assert {line.partition("/")[2] for line in made.asked} == {"host_facts", "cluster_info", "kubelet_settings"}
 
 
 def test_the_addresses_with_which_stand_in_machines_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

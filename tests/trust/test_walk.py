@@ -114,9 +114,14 @@ def drift(shown: str = SHOWN) -> dict[str, Any]:
 
 
 def kubelets(shown: str = SHOWN) -> dict[str, Any]:
-    """Feature gates of kubelets; names and values have no free text, the reasons of those that did not respond do."""
-    gates = {"AllBeta": True}
-    return {"problem": "", "cluster": {}, "nodes": {"control-1": gates}, "silent": {"worker-2": shown}}
+    """Settings of kubelets; the values, and the reasons of those that did not respond, are free text."""
+    found = {"featureGates": '{"AllBeta": true}', "podPidsLimit": json.dumps(shown), "providerID": json.dumps(shown)}
+    return {
+        "problem": "",
+        "cluster": {"cgroupDriver": json.dumps(shown)},
+        "nodes": {"control-1": found},
+        "silent": {"worker-2": shown},
+    }
 
 
 def cluster(shown: str = SHOWN, names: Sequence[str] = NODES) -> dict[str, Any]:
@@ -137,7 +142,8 @@ UPGRADE: dict[str, Any] = {
     **dict.fromkeys(("kubeadm", "kubelet"), "1.36.3"),
     **{name: {} for name in ("images", "arguments", "gates", "kubelet_gates", "offered")},
     "kubelet_arguments": [],
-    "joined": True,
+    "unpackaged": [],
+    "lost": [],
     "unfinished": False,
     "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
     "cluster": None,
@@ -170,7 +176,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "certificate_ends": {"certificates": certificates(shown)},
         "etcd_members": {"etcd": {"problem": shown, "members": []}},
         "control_plane_drift": {"control_plane_drift": drift(shown)},
-        "kubelet_gates": {"kubelet_gates": kubelets(shown)},
+        "kubelet_settings": {"kubelet_settings": kubelets(shown)},
         "host_diff": {
             "pending": PENDING + list(ATTACKS),
             "versions": {"kubeadm": ATTACKS[1], "containerd": ATTACKS[3]},
@@ -181,7 +187,11 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "addon_pending": {"addons": [{**ADDON, "changes": [shown], "behind": [shown]}]},
         "runtime_pending": {"runtime_pending": {"packages": [], "changes": [shown]}},
         "upgrade_facts": {
-            "upgrade_facts": {**UPGRADE, "unread": shown, "fetched": {**UPGRADE["fetched"], "unasked": shown}}
+            "upgrade_facts": {
+                **UPGRADE,
+                **dict.fromkeys(("unread", "not_compared"), shown),
+                "fetched": {**UPGRADE["fetched"], "unasked": shown},
+            }
         },
         "join_certificates": {"key": ATTACKS[1], "files": {ATTACKS[2]: ATTACKS[1]}, "required": list(ATTACKS)},
         "node_ready": {"not_ready": {name: shown}},
@@ -373,7 +383,7 @@ WALKS = {
     "revoke.yml": (0, "join_certificates join_token"),
     "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
     "runtime_upgrade.yml": (0, _FACTS),
-    "status.yml": (0, "cluster_info control_plane_drift etcd_members kubelet_gates"),
+    "status.yml": (0, "cluster_info control_plane_drift etcd_members kubelet_settings"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
     "storage_down.yml": (0, "nfs_unmounted kube_objects host_undo"),
@@ -575,6 +585,18 @@ def test_a_playbook_writes_a_kubeconfig_as_the_command_does(fleet: Machines, tmp
     assert target.stat().st_mode & 0o777 == 0o600
     assert shared.stat().st_mode & 0o7777 == 0o1777
     assert not folder or target.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_a_playbook_gives_a_kubeconfig_to_no_machine_with_the_controllers_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A machine may call itself so, and `gpunodes adopt` takes the names of nodes."""
+    fleet = make(tmp_path, monkeypatch, {**GROUPS, "workers": [name]})
+    fleet.answer("control-1", "slurp", {"content": encoded(admin()), "encoding": "base64"})
+    output = playbook(fleet, "kubeconfig.yml")
+    assert yaml.safe_load((tmp_path / "admin.conf").read_text()) == kubeconfig.reduced(admin(), "control-1"), output
+    assert not [each for each in fleet.asked if each.startswith(name)]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can write over files of others")

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from gpunodes.ansible.module_utils.process import CommandResult
 
+from tests.programs import ending
+
 _NEEDED = ("server", "etcdctl", "etcdutl")
 _START_S = 30
 
@@ -137,7 +139,7 @@ def running(folder: Path) -> Iterator[Member]:
         *(f"--trusted-ca-file={pki}/ca.crt", "--client-cert-auth", "--logger=zap", "--log-outputs=stderr"),
     ]
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log)
+        process = subprocess.Popen(ending(argv), stdout=log, stderr=log)
     member = Member(folder, port)
     try:
         deadline = time.monotonic() + _START_S

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.gpu import RequestedSoftware
 from gpunodes.planner.preflight import judge
 
+from tests.command import run as gpunodes
 from tests.stand_ins import Silent, facts
 
 HOSTS = [Machine(f"h{index}", f"addr-h{index}", Role.GPU_HOST) for index in range(3)]
@@ -38,11 +38,6 @@ def inventory(folder: Path, text: str = MIXED) -> Inventory:
     path = folder / "hosts.yml"
     path.write_text(text)
     return Inventory(path)
-
-
-def gpunodes(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
 
 
 # The inventory
@@ -268,6 +263,17 @@ def test_phases_of_nodes_do_not_apply_to_hosts(tmp_path: Path) -> None:
     by_facts = running._by_facts({"h0": there, "h1": facts(gpu={"functions": []})}, {Only.DOCKER: set()})
     assert by_facts[Only.WITH_DOCKER] == {"h0"}
     assert by_facts[Only.NODES] == set()
+
+
+@pytest.mark.parametrize("command", ["status", "kubeconfig", "etcd backup"])
+def test_commands_of_a_cluster_name_an_inventory_without_one(command: str, tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("gpu_hosts: {hosts: {h0: }}\n")
+    done = gpunodes(tmp_path, *command.split(), "-i", "hosts.yml")
+    assert done.returncode == 2
+    assert (
+        "has only GPU hosts (1), which have no cluster; wanted: an inventory with the group control_plane"
+        in done.stderr
+    )
 
 
 def test_status_reports_gpu_hosts_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

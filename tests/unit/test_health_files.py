@@ -24,6 +24,8 @@ from gpunodes.health import tables
 from gpunodes.health.model import NOT_RECOGNISED, Action, SiteRules, State, Verdict
 from gpunodes.operations import health
 
+from tests.command import run
+
 ROOT = Path(__file__).parents[2]
 CASES = Path(__file__).parent / "fixtures" / "health"
 VERDICTS: Mapping[str, Mapping[str, Any]] = tomllib.loads((CASES / "verdicts.toml").read_text())
@@ -277,9 +279,8 @@ def test_unterminated_json_is_not_an_entry(tmp_path: Path) -> None:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def gpunodes(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", "health", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, check=False)
+def gpunodes(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    return run(Path.cwd(), "health", *arguments, given=stdin)
 
 
 def test_options_are_accepted_after_the_machines(tmp_path: Path) -> None:
@@ -309,7 +310,7 @@ def test_options_are_accepted_after_the_machines(tmp_path: Path) -> None:
 def test_exit_codes(arguments: tuple[str, ...], code: int) -> None:
     done = gpunodes(*arguments)
     assert done.returncode == code, done.stderr
-    assert b"a bug in gpunodes" not in done.stderr
+    assert "a bug in gpunodes" not in done.stderr
     if "--json" in arguments:
         json.loads(done.stdout)
 
@@ -330,7 +331,7 @@ def test_several_files_after_one_flag_and_folders(tmp_path: Path) -> None:
     assert [file["path"].rpartition("/")[2] for file in found if file["problem"]] == ["broken.gz"]
     names = [str(folder / "kern.log"), str(folder / "deeper" / "nothing.txt")]
     done = gpunodes("--from", *names)
-    assert done.stderr.decode().splitlines() == [f"{names[0]}: kernel log", f"{names[1]}: {NOT_RECOGNISED}"]
+    assert done.stderr.splitlines() == [f"{names[0]}: kernel log", f"{names[1]}: {NOT_RECOGNISED}"]
 
 
 def test_text_that_is_no_log_is_reported_with_what_was_wanted(tmp_path: Path) -> None:
@@ -342,10 +343,10 @@ def test_text_that_is_no_log_is_reported_with_what_was_wanted(tmp_path: Path) ->
         assert machine["state"] == "unknown"
         assert [file["problem"] for file in machine["files"]] == [NOT_RECOGNISED]
         assert done.returncode == 3
-    assert gpunodes("--from", str(path)).stderr.decode() == f"{path}: {NOT_RECOGNISED}\n"
+    assert gpunodes("--from", str(path)).stderr == f"{path}: {NOT_RECOGNISED}\n"
     for number in range(20):
         (tmp_path / f"{number}.txt").write_bytes(b"nothing\n")
-    assert gpunodes("--from", str(tmp_path)).stderr.decode() == f"21 files: {NOT_RECOGNISED}\n"
+    assert gpunodes("--from", str(tmp_path)).stderr == f"21 files: {NOT_RECOGNISED}\n"
 
 
 def test_the_name_of_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,13 +366,13 @@ def test_the_name_of_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_file_that_is_broken_late_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "log.gz").write_bytes(gzip.compress(os.urandom(3 << 20))[:-8] + bytes(8))
     done = gpunodes("--from", str(tmp_path / "log.gz"))
-    assert (done.returncode, b"log.gz cannot be unpacked" in done.stderr) == (2, True)
+    assert (done.returncode, "log.gz cannot be unpacked" in done.stderr) == (2, True)
 
 
 def test_a_file_that_is_named_as_a_machine_leads_to_from(tmp_path: Path) -> None:
     done = gpunodes(str(CASES / "load.log"), "-i", str(tmp_path / "none.yml"))
     assert done.returncode == 2
-    assert f"`gpunodes health --from {CASES / 'load.log'}`".encode() in done.stderr
+    assert f"`gpunodes health --from {CASES / 'load.log'}`" in done.stderr
 
 
 def test_every_code_is_explained() -> None:

@@ -30,6 +30,8 @@ def inventory(tmp_path: Path) -> Path:
     path.write_text(
         "control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n"
         "workers: {hosts: {gpu-1: {}, gpu-2: {}}}\n"
+        # Not the controller.
+        "storage: {hosts: {localhost: {ansible_connection: ssh, ansible_host: 127.0.0.1, ansible_port: 1}}}\n"
         f"all: {{vars: {{ansible_connection: local, ansible_python_interpreter: {sys.executable}}}}}\n"
     )
     return path

@@ -48,7 +48,8 @@ def archived(tree: Path, target: Path) -> tuple[str, dict[str, bytes]]:
     """The digest of an image with one layer, and the files of its archive."""
     blobs = oci.Blobs(target / "blobs")
     layer = blobs.layer(list(SCRIPT["collected"](tree)))
-    image = oci.OciImage("example.org/some", ("1.0",), (layer,), ("run",), "65532:65532", ("HOME=/tmp",))
+    labels = {"dev.gpunodes.kubectl": "none"}
+    image = oci.OciImage("example.org/some", ("1.0",), (layer,), ("run",), "65532:65532", ("HOME=/tmp",), labels)
     digest = oci.write_archive(target / "image.tar", image, blobs, "amd64")
     with tarfile.open(target / "image.tar") as tar:
         members = {each.name: tar.extractfile(each) for each in tar if each.isfile()}
@@ -94,6 +95,7 @@ def test_the_archive_is_an_image_layout(tree: Path, tmp_path: Path) -> None:
     config = json.loads(blob(manifest["config"]))
     assert (config["config"]["User"], config["config"]["Entrypoint"]) == ("65532:65532", ["run"])
     assert "HOME=/tmp" in config["config"]["Env"]
+    assert config["config"]["Labels"] == {"dev.gpunodes.kubectl": "none"}
     [layer] = manifest["layers"]
     plain = subprocess.run(["zstd", "-dc"], input=blob(layer), check=True, capture_output=True).stdout
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(plain).hexdigest()}"]

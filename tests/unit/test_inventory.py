@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from gpunodes.planner import versions
 from gpunodes.views import document
 
 from tests.bench import selection
+from tests.command import run
 
 PLAIN = """\
 control_plane:
@@ -164,6 +162,23 @@ def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
     assert found.variables("10.0.0.2")["ansible_user"] == "admin"
 
 
+def test_an_inventory_with_passwords_stays_private(tmp_path: Path) -> None:
+    """It was as readable as any new file after the next join by address."""
+    file = tmp_path / "hosts.yml"
+    edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    file.chmod(0o600)
+    change = edit.Tentative(file)
+    steps = (
+        lambda: edit.add(file, Role.WORKER, ["10.0.0.2", "10.0.0.3"], {}),
+        lambda: change.drop(["10.0.0.2"]),
+        change.undo,
+    )
+    for step in steps:
+        step()
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["hosts.yml"]
+
+
 def test_an_inventory_of_the_user_is_not_changed(path: Path) -> None:
     before = path.read_text()
     with pytest.raises(WrongInput, match=r"10\.0\.0\.9 is not in"):
@@ -296,9 +311,7 @@ def test_wrong_settings_stop_a_command_before_it_contacts_a_machine(tmp_path: Pa
         "  vars: {gpunodes_repair_max_unavailable: many, gpunodes_repair_max_unavailble: 1}\n"
         "all: {vars: {gpunodes_kubernetes_version: '1.99'}}\n"
     )
-    argv = [sys.executable, "-c", "from gpunodes.cli import main; main()", *command.split(), "-i", "hosts.yml"]
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
-    done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = run(tmp_path, *command.split(), "-i", "hosts.yml", variables={"XDG_STATE_HOME": str(tmp_path / "state")})
     assert done.returncode == 2
     page = "`gpunodes help --page settings`"
     budget, typo = "gpunodes_repair_max_unavailable", "gpunodes_repair_max_unavailble"

@@ -21,6 +21,8 @@ from gpunodes.inventory import Inventory, edit, plugins
 from gpunodes.model import Role
 from gpunodes.operations import checked
 
+from tests.command import run
+
 PLUGIN = '''\
 import os, sys, time
 from ansible.plugins.inventory import BaseInventoryPlugin
@@ -252,7 +254,7 @@ def test_a_dynamic_inventory_is_not_edited(tmp_path: Path) -> None:
     path = dynamic(tmp_path)
     before = path.read_bytes()
     for command in ("join 10.0.0.99", "init-master 10.0.0.99", "join gpu-1 --user x", "init-master --user x"):
-        done = gpunodes(tmp_path, *command.split(), "-i", "cloud.yml")
+        done = run(tmp_path, *command.split(), "-i", "cloud.yml", variables={"XDG_STATE_HOME": str(tmp_path / "state")})
         assert (done.returncode, done.stderr.count("error:"), done.stderr.count("hint:")) == (2, 1, 1), done.stderr
         assert "Traceback" not in done.stderr
         hint = done.stderr.splitlines()[1]

@@ -106,13 +106,21 @@ def domain(accelerator: str, machine: LabMachine | None = None) -> ElementTree.E
     return ElementTree.fromstring(xml)  # noqa: S314 - written by the lab
 
 
-def test_a_gpu_machine_has_a_lower_niceness_than_a_worker() -> None:
+def test_each_emulated_machine_starts_it_with_a_niceness(tmp_path: Path) -> None:
+    layout = Layout("lab", tmp_path / "cache", tmp_path / "run")
+    layout.state.mkdir(parents=True)
+    hypervisor.prepare(layout, "/cache/emulators/qemu")
     control, worker, _ = record().machines
     gpu = dataclasses.replace(worker, boards=Boards(1, 0, ("20b0",)))
-    emulators = [domain("tcg", machine).findtext("devices/emulator", "") for machine in (worker, gpu)]
-    nice = [int(emulator.rpartition("-")[2]) for emulator in emulators]
-    assert nice[0] > nice[1] > 0
-    assert domain("tcg", control).find("devices/emulator") is None
+
+    def niceness(machine: LabMachine) -> int:
+        script = layout.state / Path(domain("tcg", machine).findtext("devices/emulator", "")).name
+        *_, started = script.read_text().splitlines()
+        assert started.endswith(' /cache/emulators/qemu "$@"')
+        return int(started.split()[3])
+
+    assert niceness(worker) > niceness(gpu) > niceness(control) == 0
+    assert domain("kvm").find("devices/emulator") is None
 
 
 def test_the_cpu_feature_that_crashes_emulated_kernels_is_disabled() -> None:

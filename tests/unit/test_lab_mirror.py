@@ -34,6 +34,7 @@ PACKAGE = deb.DebPackage(
     conffiles=("/etc/example",),
     scripts=(("postinst", "#!/bin/sh\n"),),
 )
+ADDON_IMAGES = [image for name in ("addons", "monitoring", "dra") for image in pins.load().extras[name]]
 ENTRIES = [TreeEntry("/usr/bin/example", b"#!/bin/sh\n", 0o755), TreeEntry("/etc/example", b"odd")]
 
 
@@ -202,9 +203,11 @@ def test_the_image_of_etcd_has_the_programs_of_the_official_one(tmp_path: Path) 
 
 def test_the_images_of_extras_are_those_that_clusters_pull() -> None:
     extras = pins.load().extras
-    mirrored = {f"{each.name}:{each.tag}" for each in extras["addons"]}
+    mirrored = {f"{each.name}:{each.tag}" for each in ADDON_IMAGES}
+    [driver] = extras["dra"]
+    assert settings.defaults()["gpunodes_dra_driver_image"].endswith(f"/{driver.name}:{driver.tag}")
     wanted = {image.partition("/")[2] for addon in addons.optional().values() for image in addon.images.values()}
-    assert mirrored <= wanted
+    assert mirrored - {f"{driver.name}:{driver.tag}"} <= wanted
     [autoscaler] = extras["autoscaler"]
     assert settings.defaults()["gpunodes_autoscaler_image"].endswith(f"/{autoscaler.name}:{autoscaler.tag}")
     [training] = extras["training"]
@@ -214,7 +217,7 @@ def test_the_images_of_extras_are_those_that_clusters_pull() -> None:
 
 
 @needs
-@pytest.mark.parametrize("image", pins.load().extras["addons"], ids=lambda image: image.name)
+@pytest.mark.parametrize("image", ADDON_IMAGES, ids=lambda image: image.name)
 def test_the_image_of_an_add_on_has_its_programs_where_its_publisher_has_them(
     tmp_path: Path, image: pins.ExtraImage
 ) -> None:
@@ -224,7 +227,8 @@ def test_the_image_of_an_add_on_has_its_programs_where_its_publisher_has_them(
     assert set(image.programs) <= names
     for name in image.programs:
         (tmp_path / name).write_bytes(b"program")
-    images.of_component(oci.Registry(tmp_path, "amd64"), image, tmp_path)
+    files = [*ENTRIES] if image.packages else []
+    images.of_extra(oci.Registry(tmp_path, "amd64"), image, tmp_path, files)
     assert (tmp_path / "v2" / image.name / "manifests" / image.tag).is_file()
 
 

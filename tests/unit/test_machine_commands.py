@@ -73,11 +73,12 @@ def test_a_wrong_command_is_found() -> None:
 
 
 def test_the_examples_of_a_page_are_those_that_its_test_takes() -> None:
-    gpu = importlib.import_module("tests.machines.test_gpu")
-    [login] = gpu.examples("Images from a private registry")
+    pods = importlib.import_module("tests.machines.pods")
+    [login] = pods.examples("Images from a private registry")
     assert "--namespace team" in login
     for heading in ("One GPU", "Require a pool", "Prefer a generation"):
-        assert gpu.example(heading)
+        assert pods.example(heading)
+    gpu = importlib.import_module("tests.machines.test_gpu")
     assert gpu.tolerations()["tolerations"]
 
 

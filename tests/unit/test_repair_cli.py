@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ from gpunodes.repair.record import RepairOutcome
 from gpunodes.repair.result import MachineRepair, RepairResult
 from gpunodes.views import repair as views
 
+from tests.command import run
+
 
 def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "inventory").mkdir(exist_ok=True)
@@ -30,16 +30,7 @@ def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n"
         "workers: {hosts: {gpu-1: {ansible_host: 127.0.0.1, ansible_port: 1}, gpu-2: {ansible_host: 127.0.0.2}}}\n"
     )
-    return subprocess.run(
-        [sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
-        cwd=folder,
-        env={**os.environ, "XDG_STATE_HOME": str(folder / "state"), "HOME": str(folder)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
+    return run(folder, *words, variables={"XDG_STATE_HOME": str(folder / "state"), "HOME": str(folder)})
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,15 @@ def test_a_machine_that_no_step_repairs_needs_repair_until_it_is_cleared(bmc: st
     assert place.machines["w1"].done == before
 
 
+def test_a_repair_brings_back_a_device_plugin_that_a_command_took() -> None:
+    """Without it the repaired node would never offer its GPUs."""
+    place = fleet(5, ["w1"])
+    node = place.api.nodes["w1"]
+    node["metadata"]["labels"]["gpunodes.dev/gpu-count"] = "8"
+    assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED
+    assert node["metadata"]["labels"]["gpunodes.dev/gpu"] == "true"
+
+
 def test_a_bmc_that_reports_a_false_state_ends_in_needs_repair() -> None:
     place = fleet(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}), bmc="lies")
     result = run(place)

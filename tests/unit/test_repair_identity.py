@@ -219,6 +219,16 @@ def test_marks_are_cleared_only_on_the_machine_s_own_node() -> None:
     assert power.clear(place, place.all_machines()[0], without_cluster=False).node == "w0"
 
 
+def test_clearing_brings_back_a_device_plugin_that_a_command_took() -> None:
+    """A `gpu upgrade` that was killed and abandoned by an older gpunodes left it away."""
+    place = fleet(1)
+    node = place.api.nodes["w0"]
+    node["metadata"]["labels"]["gpunodes.dev/gpu-count"] = "8"
+    power.clear(place, place.all_machines()[0], without_cluster=False)
+    assert node["metadata"]["labels"]["gpunodes.dev/gpu"] == "true"
+    assert json.loads(node["metadata"]["annotations"]["gpunodes.dev/managed"])["labels"] == ["gpunodes.dev/gpu"]
+
+
 def test_records_of_identities_are_private_and_limited() -> None:
     odd = {"boot_id": "b", "machine_id": ["much"], "macs": ["3c:ec:ef:00:00:01"] * 1000, "log": {"text": "much"}}
     identities.remember("test", {"gpu-1": odd, "gpu-2": None})

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.errors import WrongInput
 
 ROOT = Path(__file__).parents[2] / "bootstrap"
 SBOM: dict[str, Any] = runpy.run_path(str(ROOT / "sbom.py"))
@@ -47,6 +46,7 @@ def test_packages_have_the_names_of_scanners(components: list[dict[str, Any]]) -
     assert python["purl"] == "pkg:pypi/some-package@1.0%2Blocal"
     assert python["licenses"] == [{"expression": "MIT"}]
     assert program["hashes"][0]["content"] == hashlib.sha256(b"program").hexdigest()
+    assert "purl" not in program
 
 
 def test_equal_contents_make_equal_documents(components: list[dict[str, Any]]) -> None:
@@ -61,13 +61,8 @@ def test_equal_contents_make_equal_documents(components: list[dict[str, Any]]) -
     assert relation["dependsOn"] == [each["bom-ref"] for each in document["components"]]
 
 
-def test_a_program_of_another_checksum_is_refused(tmp_path: Path) -> None:
-    obtain = runpy.run_path(str(ROOT / "image.py"))["obtain"]
+def test_a_program_of_a_release_has_the_name_of_its_module(tmp_path: Path) -> None:
     (tmp_path / "kubectl").write_bytes(b"program")
-    digest = hashlib.sha256(b"program").hexdigest()
-    found = obtain(str(tmp_path / "kubectl"), digest.upper(), tmp_path / "bin" / "kubectl")
-    assert found.read_bytes() == b"program"
-    assert found.stat().st_mode & 0o777 == 0o755
-    with pytest.raises(WrongInput, match=f"has the SHA-256 {digest}; wanted: 00"):
-        obtain(str(tmp_path / "kubectl"), "00", tmp_path / "bin" / "other")
-    assert not (tmp_path / "bin" / "other").exists()
+    release = SBOM["program"](tmp_path / "kubectl", ("k8s.io", "kubernetes"), "1.36.4")
+    assert (release["version"], release["purl"]) == ("1.36.4", "pkg:golang/k8s.io/kubernetes@v1.36.4")
+    assert "purl" not in SBOM["program"](tmp_path / "kubectl", ("k8s.io", "kubernetes"), "sha256:00")

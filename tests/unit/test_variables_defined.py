@@ -20,6 +20,7 @@ ANSIBLE = {
     "ansible_limit",
     "ansible_play_hosts",
     "ansible_play_hosts_all",
+    "ansible_playbook_python",
     "ansible_run_tags",
     "ansible_skip_tags",
     "ansible_version",
@@ -33,7 +34,7 @@ ANSIBLE = {
 }
 """Variables and functions of Ansible itself (docs.ansible.com, Special Variables)."""
 GIVEN = {
-    *("upgrade_minor", "upgrade_parts", "upgrade_requested", "upgrade_target"),
+    *("kubelet_fields", "upgrade_minor", "upgrade_parts", "upgrade_requested", "upgrade_target"),
     *("wiring_given_registry", "wiring_new_endpoint"),
 }
 """Given by a command, or with -e, as the playbook says at its top."""

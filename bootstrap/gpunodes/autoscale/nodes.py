@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,12 @@ _ANNOTATIONS_OF_OTHERS = (
 )
 _TAINTS_OF_OTHERS = ("node.kubernetes.io/", "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")
+# A node writes its resources itself, and its taints when it registers: with many, it must not fill the states of all.
+_MOST_DEVICES = 16
+"""Names of GPU resources that count: MIG has one for each profile."""
+_LONGEST_NAME, _LONGEST_QUANTITY = 80, 32
+_MOST_TAINTS = 2000
+"""Bytes of the taints that are saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class SeenNode:
         taints = [
             dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING, STOPPING))
         ]
-        whole = SavedNode(NodeShape(labels, taints, dict(self.resources)), notes)
+        whole = SavedNode(NodeShape(labels, _bounded(taints), dict(self.resources)), notes)
         return whole.fitted(most - MOST_REST)
 
 
@@ -78,17 +85,30 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
             for each in spec.get("taints") or ()
         ]
         offered = status.get("allocatable") or {}
-        wanted = {*_RESOURCES, *devices.counts(offered)}
+        listed = [name for name in devices.counts(offered) if len(name) <= _LONGEST_NAME]
+        wanted = {*_RESOURCES, *listed[:_MOST_DEVICES]}
         return SeenNode(
             nodes.parse(item, pool_label),
             str(spec.get("providerID") or ""),
             {str(key): str(text) for key, text in (metadata.get("labels") or {}).items()},
             {str(key): str(text) for key, text in (metadata.get("annotations") or {}).items()},
             taints,
-            {name: str(offered[name]) for name in sorted(wanted) if name in offered},
+            {name: text for name in sorted(wanted) if 0 < len(text := str(offered.get(name, ""))) <= _LONGEST_QUANTITY},
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
+
+
+def _bounded(taints: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The taints, or those at both ends of a very long list: kubectl adds at its beginning, gpunodes at its end."""
+    last, kept, left = len(taints) - 1, set[int](), _MOST_TAINTS
+    for number in (each for first in range(len(taints) // 2 + 1) for each in (first, last - first)):
+        if 0 <= number <= last and number not in kept:
+            left -= len(json.dumps(taints[number]))
+            if left < 0:
+                break
+            kept.add(number)
+    return [each for number, each in enumerate(taints) if number in kept]
 
 
 def restored(found: SeenNode, saved: SavedNode) -> Patch | None:

@@ -70,10 +70,16 @@ class PowerServer:
             self._known(pool)
             return decisions.size(self._world(), pool)
 
-    def pool_of(self, provider: str) -> str:
-        """The pool of a node with a provider id, "" for a node of no pool that scales."""
-        machine = self.plan.machines.get(provider.removeprefix(nodes.PROVIDER))
-        return machine.pool if machine and provider.startswith(nodes.PROVIDER) else ""
+    def pool_of(self, provider: str, node: str = "") -> str:
+        """The pool of a node with a provider id, "" for a node of no pool that scales.
+
+        Root on a node may give it the provider id of another machine, which would be switched off with it. Of an
+        instance without a node the autoscaler gives the provider id as its name, too.
+        """
+        name = provider.removeprefix(nodes.PROVIDER)
+        machine = self.plan.machines.get(name)
+        is_own = provider.startswith(nodes.PROVIDER) and node in {"", name, provider}
+        return machine.pool if machine and is_own else ""
 
     def instances(self, pool: str) -> Sequence[tuple[str, MachineState]]:
         """The machines of a pool that are on or change, with their states."""
@@ -304,7 +310,10 @@ class PowerServer:
     def _carry_out(self, name: str, *, again: bool) -> None:
         """Carry out the order that a machine's state is; an order that fails stays, with its error."""
         with self._mutex:
-            state, found = self._states[name], self._nodes.get(name)
+            state, found = self._states.get(name), self._nodes.get(name)
+            if state is None:  # it left the plan meanwhile
+                self._busy.discard(name)
+                return
         try:
             if state.phase is Phase.STARTING:
                 self._machines.switch_on(name, again=again)

@@ -56,7 +56,7 @@ class Service:
 
     def node_group_for_node(self, request: Any) -> Any:
         """The pool of a node, with an empty id for a node of none."""
-        pool = self._server.pool_of(request.node.providerID)
+        pool = self._server.pool_of(request.node.providerID, request.node.name)
         return message("NodeGroupForNodeResponse")(nodeGroup=self._group(pool) if pool else message("NodeGroup")())
 
     def gpu_label(self, _: Any) -> Any:
@@ -86,7 +86,7 @@ class Service:
 
     def node_group_delete_nodes(self, request: Any) -> Any:
         """Switch machines off."""
-        self._server.delete(request.id, [node.providerID or f"{nodes.PROVIDER}{node.name}" for node in request.nodes])
+        self._server.delete(request.id, [self._provider(node) for node in request.nodes])
         return message("NodeGroupDeleteNodesResponse")()
 
     def node_group_decrease_target_size(self, request: Any) -> Any:
@@ -103,6 +103,12 @@ class Service:
         """A node as the next machine of a pool would make it."""
         node = _node(request.id, self._server.template(request.id))
         return message("NodeGroupTemplateNodeInfoResponse")(nodeInfo=node, nodeBytes=node.SerializeToString())
+
+    def _provider(self, node: Any) -> str:
+        provider = node.providerID or f"{nodes.PROVIDER}{node.name}"
+        if not self._server.pool_of(provider, node.name):
+            raise NotPossible(f"the node {node.name} with the provider id {provider} is no machine of a pool", "", "")
+        return str(provider)
 
     def _group(self, pool: str) -> Any:
         found = self._server.size(pool)

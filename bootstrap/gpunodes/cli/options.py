@@ -78,6 +78,12 @@ def json_option(command: _Command) -> _Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")(command)
 
 
+def json_tunnel_option(command: _Command) -> _Command:
+    """--json of a command that stays open, passed as ``as_json``."""
+    description = "Print one line of JSON on standard output when the tunnel is there; the command stays open."
+    return click.option("--json", "as_json", is_flag=True, help=description)(command)
+
+
 def number_option(
     flag: str, limits: tuple[int, int | None], default: int, description: str
 ) -> Callable[[_Command], _Command]:

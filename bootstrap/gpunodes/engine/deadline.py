@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import time
 from collections.abc import Callable
@@ -37,6 +38,21 @@ class Channel:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
+
+
+class LoopbackConnection(http.client.HTTPConnection):
+    """An HTTP connection to a port of this computer that ends within ``limit_s`` seconds, with all its responses.
+
+    Behind the port may be a pod of a user.
+    """
+
+    def __init__(self, port: int, limit_s: float) -> None:
+        super().__init__("127.0.0.1", port, timeout=limit_s)
+        self._end = time.monotonic() + limit_s
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock: Any = Channel(self.sock, lambda: self._end)
 
 
 class _Reader(io.RawIOBase):

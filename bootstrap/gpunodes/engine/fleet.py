@@ -138,7 +138,7 @@ class InventoryFleet:
         given = settings.resolve(variables)
         if "{{" in str([given[key] for key in pools.LABEL_SETTINGS]):
             rendered = self.inventory.rendered(name, *pools.LABEL_SETTINGS)
-            settings.report_all(self.inventory.path, {name: list(settings.problems(rendered))})
+            settings.report_all(self.inventory.title, {name: list(settings.problems(rendered))})
             given |= rendered
         try:
             return pools.labels(given, variables.get("group_names") or ())

@@ -255,7 +255,7 @@ def search_path() -> str:
 def environment(inventory: Path) -> dict[str, str]:
     """The environment variables that configure Ansible for the playbooks of gpunodes with this inventory."""
     content = settings.content()
-    beside = plugins.search_path(inventory)
+    beside, sockets = plugins.search_path(inventory), settings.ssh_sockets()
     return {
         # The user's collections stay usable: an inventory may need a plugin of one.
         "ANSIBLE_COLLECTIONS_PATH": os.pathsep.join([str(content.parents[2]), _user_collections()]),
@@ -271,6 +271,7 @@ def environment(inventory: Path) -> dict[str, str]:
         "ANSIBLE_TIMEOUT": "120",
         "ANSIBLE_SSH_ARGS": shlex.join(openssh.options()),
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
+        **({"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)} if sockets else {}),
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_RETRY_FILES_ENABLED": "False",
         "ANSIBLE_DEPRECATION_WARNINGS": "False",

@@ -58,13 +58,18 @@ class Inventory:
         *,
         cluster: str = "",
         more: Mapping[str, Any] | None = None,
+        given: str = "",
     ) -> None:
         """Read the inventory at ``path``; raises WrongInput for a missing or malformed one.
 
         ``kubeconfig`` is one that the user named for this command, instead of that of the settings; ``cluster`` the key
-        of its history, by default its own; ``more`` has variables of all machines that are in no file.
+        of its history, by default its own; ``more`` has variables of all machines that are in no file; ``given`` is
+        what the user typed instead of an inventory, which messages name then.
         """
         self.path = path
+        self._given = given
+        self.title = given or str(path)
+        """How messages name it."""
         loaded = load(path)
         self.plugin = loaded.plugin
         """The inventory plugin that lists machines, "" in a static inventory."""
@@ -80,14 +85,14 @@ class Inventory:
 
     def _check_names(self) -> None:
         for group in self._manager.groups.values():
-            check_group(self.path, group.name)
+            check_group(self.title, group.name)
         for name in self._manager.hosts:
-            check_machine(self.path, name)
+            check_machine(self.title, name)
             # Ansible's --limit would select the group, too.
             group = self._manager.groups.get(name)
             if group and [host.name for host in group.get_hosts()] != [name]:
                 raise WrongInput(
-                    f"{self.path}: {name} is the name of a machine and of a group with other machines",
+                    f"{self.title}: {name} is the name of a machine and of a group with other machines",
                     "different names",
                     "rename one of them",
                 )
@@ -98,14 +103,14 @@ class Inventory:
         hosts = {machine.name for machine in self.machines(Role.GPU_HOST)}
         if both := sorted(hosts & {machine.name for machine in self.machines(Role.STORAGE)}):
             raise WrongInput(
-                f"{self.path}: {', '.join(both[:_SHOWN])} in the groups {GROUPS[Role.GPU_HOST]} and "
+                f"{self.title}: {', '.join(both[:_SHOWN])} in the groups {GROUPS[Role.GPU_HOST]} and "
                 f"{GROUPS[Role.STORAGE]}",
                 "one of these groups: shared storage is for the nodes of a cluster",
                 "remove the machine from one of them",
             )
         if both := [host.name for host in self.machines(Role.GPU_HOST) if host.name in nodes]:
             raise WrongInput(
-                f"{self.path}: {', '.join(both[:_SHOWN])} in the group {GROUPS[Role.GPU_HOST]} and in "
+                f"{self.title}: {', '.join(both[:_SHOWN])} in the group {GROUPS[Role.GPU_HOST]} and in "
                 f"{GROUPS[Role.CONTROL_PLANE]} or {GROUPS[Role.WORKER]}",
                 f"one of these groups: machines in {GROUPS[Role.GPU_HOST]} never become nodes",
                 "remove the machine from one of them",
@@ -172,7 +177,7 @@ class Inventory:
         found = self._kubeconfig or self._kubeconfig_of_settings()
         if found and (controls := self.machines(Role.CONTROL_PLANE)):
             raise WrongInput(
-                f"{self.path} has the control plane {controls[0].name}, and {found.path} leads to the API, too",
+                f"{self.title} has the control plane {controls[0].name}, and {found.path} leads to the API, too",
                 "one of them",
                 f"leave {'--kubeconfig' if self._kubeconfig else KUBECONFIG} out, or empty the group control_plane",
             )
@@ -187,7 +192,7 @@ class Inventory:
         if len(named) > 1:
             first, other, *_ = named.values()
             raise WrongInput(
-                f"{first} and {other} of {self.path} differ in {KUBECONFIG} or {CONTEXT}",
+                f"{first} and {other} of {self.title} differ in {KUBECONFIG} or {CONTEXT}",
                 "machines of one cluster in an inventory",
                 "set the same for all nodes, or write an inventory for each cluster",
             )
@@ -199,15 +204,28 @@ class Inventory:
     def control_planes(self) -> list[Machine]:
         """The control-plane machines, in the inventory's order; raises WrongInput without one."""
         machines = self.machines(Role.CONTROL_PLANE)
+        if not machines and self._given:
+            raise WrongInput(
+                f"{self._given}: of machines without an inventory the control plane is not known",
+                "an inventory with the group control_plane",
+                "use -i, or write one with `gpunodes adopt`; some commands take --kubeconfig instead",
+            )
         if not machines and (found := self.kubeconfig):
             raise WrongInput(
-                f"{self.path} has no machine in the group control_plane, only the kubeconfig {found.path}",
+                f"{self.title} has no machine in the group control_plane, only the kubeconfig {found.path}",
                 "control planes that are reached by SSH: this command does not work with a kubeconfig",
                 f"add them, and leave {KUBECONFIG} out, or use a command of `gpunodes help --page other-clusters`",
             )
+        hosts = self.machines(Role.GPU_HOST)
+        if hosts and not machines and not self.machines(Role.WORKER):
+            raise WrongInput(
+                f"{self.title} has only GPU hosts ({len(hosts)}), which have no cluster",
+                "an inventory with the group control_plane",
+                "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
+            )
         if not machines:
             raise WrongInput(
-                f"{self.path} has no machine in the group control_plane",
+                f"{self.title} has no machine in the group control_plane",
                 "a machine that runs the cluster's API or is to run it",
                 f"add it to the inventory; GPU machines without a cluster belong in the group {GROUPS[Role.GPU_HOST]}",
             )
@@ -234,7 +252,7 @@ class Inventory:
         if not patterns:
             if not candidates:
                 groups = " or ".join(GROUPS[role] for role in roles or _MACHINES)
-                raise WrongInput(f"{self.path} has no machine in the group {groups}", "at least one", "add a machine")
+                raise WrongInput(f"{self.title} has no machine in the group {groups}", "at least one", "add a machine")
             return candidates
         by_name = {machine.name: machine for machine in candidates}
         known = self._known()
@@ -250,7 +268,7 @@ class Inventory:
                 if name not in by_name:
                     groups = " or ".join(GROUPS[role] for role in roles or _MACHINES)
                     raise WrongInput(
-                        f"{name} is not in the group {groups} of {self.path}",
+                        f"{name} is not in the group {groups} of {self.title}",
                         "a machine of that group",
                         "move it to that group, or choose another machine",
                     )
@@ -327,7 +345,7 @@ class Inventory:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         listed = f"{'the nearest' if near else 'it has'}: {', '.join(names[:_SHOWN])}{more}"
         return WrongInput(
-            f"{pattern!r} matches no machine of {self.path}",
+            f"{pattern!r} matches no machine of {self.title}",
             f"a machine of this inventory; {listed}" if known else "an inventory with machines",
             f"correct the name, or add the machine to {where_to_add(self.plugin)}",
         )

@@ -20,6 +20,7 @@ from gpunodes.model import Kubeconfig, Role
 
 KEY = "addresses"
 """The key of the history of machines that are given by their addresses."""
+_SHOWN = 5
 
 
 def inventory(
@@ -41,7 +42,12 @@ def inventory(
     hosts = {name: {"ansible_host": address, **connection} for name, address in names.items()}
     path = file_of({GROUPS[role]: {"hosts": hosts}})
     key = f"{KEY} {kubeconfig.path.absolute()} {kubeconfig.context}".rstrip() if kubeconfig else KEY
-    return Inventory(path, kubeconfig, cluster=key, more=settings or {})
+    return Inventory(path, kubeconfig, cluster=key, more=settings or {}, given=_few(addresses))
+
+
+def _few(addresses: Sequence[str]) -> str:
+    more = f" and {len(addresses) - _SHOWN} more" if len(addresses) > _SHOWN else ""
+    return ", ".join(addresses[:_SHOWN]) + more
 
 
 def file_of(document: Mapping[str, Any]) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,19 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)
+    """Write a file in one step. One that exists keeps its mode: users write passwords into it."""
+    # In a shared folder a file of this name may be another user's, or a link.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

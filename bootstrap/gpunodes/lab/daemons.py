@@ -24,7 +24,7 @@ def ensure(layout: Layout, record: LabRecord) -> None:
     config.write_text(network.dnsmasq_config(layout, record))
     daemons: dict[str, tuple[Sequence[str | Path], Path]] = {
         "dnsmasq": (["dnsmasq", f"--conf-file={config}"], layout.state),
-        "libvirtd": (hypervisor.prepare(layout), layout.state),
+        "libvirtd": (hypervisor.prepare(layout, record.emulator), layout.state),
         "wake": (wake.command(layout, record.machines), layout.state),
     }
     for machine in record.machines:

@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from gpunodes.errors import GpunodesError
 from gpunodes.lab.disks import data_overlay, overlay
+from gpunodes.lab.emulator import MODULES, modules
 from gpunodes.lab.host import which
 from gpunodes.lab.layout import BRIDGE, SECOND_BRIDGE, LabMachine, LabRole, Layout, Link
 from gpunodes.lab.network import taps
@@ -66,7 +67,7 @@ _EMULATED_OPTIONS = "preempt=none init_on_alloc=0 highres=off tsc=reliable"
 # on a worker took half a minute to respond. Last of all the driver of a GPU machine is built, which takes longer than a
 # control plane: GPU workers have a lower niceness. Linux puts each session into an autogroup with a niceness of its own
 # (sched(7), "The autogroup feature").
-_NICE_WORKER, _NICE_GPU_WORKER = 5, 2
+_NICE_CONTROL_PLANE, _NICE_GPU_WORKER, _NICE_WORKER = 0, 2, 5
 _NICE_QEMU = "nice-qemu-{}"
 _NICE_QEMU_SCRIPT = """\
 #!/bin/sh
@@ -75,16 +76,20 @@ exec nice -n {nice} {qemu} "$@"
 """
 
 
-def prepare(layout: Layout) -> list[str]:
-    """Write the daemon's settings; return the command that starts it inside the namespace."""
+def prepare(layout: Layout, emulator: str | None) -> list[str]:
+    """Write the daemon's settings; return the command that starts it inside the namespace.
+
+    ``emulator`` is the QEMU of emulated machines, None the host's.
+    """
     for folder in _FOLDERS.values():
         (layout.state / folder).mkdir(exist_ok=True)
     sockets = layout.state / "libvirt"
     sockets.mkdir(mode=0o700, exist_ok=True)
     (layout.state / "console").mkdir(exist_ok=True)
-    for nice in (_NICE_WORKER, _NICE_GPU_WORKER):
+    qemu = emulator or which("qemu-system-x86_64")
+    for nice in (_NICE_CONTROL_PLANE, _NICE_GPU_WORKER, _NICE_WORKER):
         script = layout.state / _NICE_QEMU.format(nice)
-        script.write_text(_NICE_QEMU_SCRIPT.format(nice=nice, qemu=which("qemu-system-x86_64")))
+        script.write_text(_NICE_QEMU_SCRIPT.format(nice=nice, qemu=qemu))
         script.chmod(0o700)
     config = layout.state / "libvirtd.conf"
     config.write_text(_DAEMON.format(sockets=sockets))
@@ -99,6 +104,7 @@ def prepare(layout: Layout) -> list[str]:
         f"mkdir /run/libvirt /run/lock {layout.state}",
         f"mount -n --bind {parked} {layout.state}",
         *(f"mount -n --bind {layout.state / own} {system}" for system, own in _FOLDERS.items()),
+        *([f"mount -n --bind {modules(emulator)} {MODULES}"] if emulator and MODULES.is_dir() else []),
         f"exec {which('libvirtd')} --config {config} --pid-file {layout.state}/libvirtd.pid",
     ]
     return ["sh", "-c", " && ".join(steps)]
@@ -143,9 +149,11 @@ def domain_xml(layout: Layout, machine: LabMachine, accelerator: str, options: S
 
 
 def _add_devices(devices: Element, layout: Layout, machine: LabMachine, accelerator: str) -> None:
-    """Disks, network links, console, random numbers; an emulated worker's emulator runs with a lower priority."""
-    if accelerator != "kvm" and machine.role is LabRole.WORKER:
+    """Emulator, disks, network links, console, random numbers."""
+    if accelerator != "kvm":
         nice = _NICE_GPU_WORKER if machine.boards else _NICE_WORKER
+        if machine.role is LabRole.CONTROL_PLANE:
+            nice = _NICE_CONTROL_PLANE
         _add(devices, "emulator", str(layout.state / _NICE_QEMU.format(nice)))
     _add_disk(devices, overlay(layout, machine.name), "vda")
     if machine.data_disk:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -175,15 +175,10 @@ def _make(system: System, folder: Path, kind: Kind) -> None:
     tree = folder / "tree"
     customise = folder / "customise"
     customise.write_text(_customise(kind))
-    options = [argument for option in apt_options() for argument in ("--aptopt", option)]
+    options = ["--variant=minbase", "--customize-hook", f'sh {customise} "$1"']
     for path in ("doc", "man", "info", "locale", "lintian"):
         options += ["--dpkgopt", f"path-exclude=/usr/share/{path}/*"]
-    packages = ",".join(_packages(kind))
-    run(
-        ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", *options, "--include", packages,
-         "--customize-hook", f'sh {customise} "$1"', system.suite, tree, debian_archive()],
-        timeout=1800,
-    )  # fmt: skip
+    debootstrap(system.suite, tree, _packages(kind), *options)
     kernel = next((tree / "boot").glob("vmlinuz-*"))
     modules = tree / "usr/lib/modules" / kernel.name.removeprefix("vmlinuz-")
     busybox = which("busybox")
@@ -198,6 +193,17 @@ def _make(system: System, folder: Path, kind: Kind) -> None:
     run(["mkfs.ext4", *_MKFS, "-d", tree, image.disk, DISK_SIZE], timeout=600)
     shutil.rmtree(tree)
     customise.unlink()
+
+
+def debootstrap(suite: str, tree: Path, packages: Sequence[str], *options: str) -> None:
+    """Make a tree of Debian packages and what they need, from the archive of this machine's apt.
+
+    Raises:
+        GpunodesError: it failed, or apt on this machine has no source of Debian packages.
+    """
+    apt = [argument for option in apt_options() for argument in ("--aptopt", option)]
+    command = ["mmdebstrap", "--quiet", "--mode=root", *options, *apt, "--include", ",".join(packages)]
+    run([*command, suite, tree, debian_archive()], timeout=1800)
 
 
 def debian_archive() -> str:

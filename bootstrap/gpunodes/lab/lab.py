@@ -18,6 +18,7 @@ from gpunodes.lab import (
     daemons,
     disks,
     doctor,
+    emulator,
     guest,
     hypervisor,
     images,
@@ -98,6 +99,8 @@ def up(layout: Layout, request: LabRequest, report: Report) -> LabStatus:
         standin = _standin(layout, request, image, report) if request.standin else None
         if record is None:
             record = plan(layout, request, accelerator)
+            if accelerator != "kvm":
+                record = replace(record, emulator=emulator.program(layout.cache, report))
             _make_state(layout)
         record = replace(
             record,

@@ -194,6 +194,8 @@ class LabRecord:
     """The folder that takes precedence over it; None: the lab has no GPU machines."""
     updates: str | None = None
     """The folder with a newer kernel; None: the machines do not boot their own."""
+    emulator: str | None = None
+    """The QEMU of emulated machines; None: KVM, or the host's QEMU."""
 
     @property
     def control_planes(self) -> tuple[LabMachine, ...]:

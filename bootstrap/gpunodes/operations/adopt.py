@@ -57,7 +57,7 @@ def run(
     found = read(addressed.inventory([address], connection, role=Role.CONTROL_PLANE))
     confirm(found.nodes)
     document = adoption.document(found, connection)
-    rows = [*found.rows, *_machines(Inventory(addressed.file_of(document)), view)]
+    rows = [*found.rows, *_machines(Inventory(addressed.file_of(document), given=f"the cluster of {address}"), view)]
     if write:
         edit.create(path, document)
     return Adopting(document, rows, path if write else None)

@@ -127,6 +127,7 @@ def inspect(
             "facts_wanted": wanted,
             "facts_drift": compares,
             "facts_kubelets": compares_kubelets,
+            "kubelet_fields": kubelets.fields(inventory) if compares_kubelets else [],
         },
         control=control.name if control else "",
     )
@@ -171,7 +172,7 @@ def _with_kubelets(inventory: Inventory, machines: Sequence[Machine], seen: Insp
         return seen
     found = matching.matches(inventory, machines, seen.facts, seen.cluster["nodes"], confirmed=False)
     owners = {match.node.name: name for name, match in found.items() if match.node}
-    report = tracker.answers.get("kubelet_gates", {}).get(seen.control)
+    report = tracker.answers.get("kubelet_settings", {}).get(seen.control)
     return replace(seen, kubelets=kubelets.compared(inventory, owners, seen.cluster, report))
 
 

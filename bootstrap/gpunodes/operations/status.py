@@ -11,7 +11,7 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import control_planes, identities, journal, runner
-from gpunodes.errors import GpunodesError, Interrupted, WrongInput
+from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
@@ -72,7 +72,7 @@ class ClusterStatus:
     """Why its members are unknown."""
     warnings: Sequence[str] = ()
     """Certificates of the control plane that end soon, control planes that do not respond, older kubelets, and those
-    whose feature gates are unknown."""
+    whose settings are unknown."""
     virtual_address: str = ""
     """The address of the setting gpunodes_control_plane_vip, "" for none."""
     holders: Sequence[str] = ()
@@ -84,12 +84,6 @@ class ClusterStatus:
 def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     """Read the cluster; raises GpunodesError if there is none, or if no control plane responds."""
     hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
-    if hosts and not inventory.machines(Role.CONTROL_PLANE, Role.WORKER):
-        raise WrongInput(
-            f"{inventory.path} has only GPU hosts ({len(hosts)}), which have no cluster",
-            "an inventory with the group control_plane",
-            "`gpunodes health` and `gpunodes gpu verify` report on GPU hosts",
-        )
     choice = control_planes.choose(inventory, every=True)
     control = choice.machine
     vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
@@ -99,7 +93,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
     ends = certificates.ending(cluster.get("certificates", ()), time.time())
     owners = {node.name: node.machine for node in found.nodes}
-    own = kubelets.compared(inventory, owners, cluster, tracker.answers.get("kubelet_gates", {}).get(control.name))
+    own = kubelets.compared(inventory, owners, cluster, tracker.answers.get("kubelet_settings", {}).get(control.name))
     etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
     held = tracker.answers.get("has_virtual_address", {})
     off = {name: each.described for name, each in switched_off.read(inventory).items()}
@@ -130,7 +124,10 @@ def _read(inventory: Inventory, choice: control_planes.Choice, view: RunView) ->
     tracker = Tracker(asked, PHASES, view)
     view.begin("status", asked)
     folder = journal.open_run("status")
-    play = runner.Play("status.yml", inventory, [machine.name for machine in asked], control=control.name)
+    names = [machine.name for machine in asked]
+    play = runner.Play(
+        "status.yml", inventory, names, variables={"kubelet_fields": kubelets.fields(inventory)}, control=control.name
+    )
     ended = runner.run(play, folder, tracker.on_event)
     if ended.interrupted:
         raise Interrupted
@@ -177,7 +174,7 @@ def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) ->
                 machine=machine,
                 role=node["role"],
                 ready=node["ready"],
-                reason="; ".join(part for part in (node["reason"], _maintenance(node, now)) if part),
+                reason="; ".join(part for part in (node["reason"], _plugin(node), _maintenance(node, now)) if part),
                 version=node["version"],
                 address=node["address"],
             )
@@ -186,6 +183,16 @@ def assemble(machines: Sequence[MachineIdentity], cluster: Mapping[str, Any]) ->
     missing = [machine.name for machine in machines if machine.name not in present]
     old = versions.behind(cluster["version"], {node.name: node.version for node in nodes})
     return ClusterStatus(cluster["endpoint"], cluster["version"], nodes, missing, warnings=[old] if old else [])
+
+
+def _plugin(node: Mapping[str, Any]) -> str:
+    """That the node's GPUs are not offered because a command took it from the device plugin, "" if it has it."""
+    if not node.get("plugin_away"):
+        return ""
+    return (
+        "its GPUs are not offered while a command works on the driver; if none does, `gpunodes rollout resume` or "
+        f"`rollout abandon`, else `gpunodes uncordon {node['name']}` brings the device plugin back"
+    )
 
 
 def _maintenance(node: Mapping[str, Any], now: float) -> str:

@@ -15,7 +15,7 @@ from gpunodes.operations.phases import what_runs
 
 _ANSWERS = {
     "settings": ("host_facts",),
-    "cluster": ("cluster", "unresponsive", "kubelet_gates"),
+    "cluster": ("cluster", "unresponsive", "kubelet_settings"),
     "status": ("cluster", "etcd", "has_virtual_address"),
     "control_plane": ("control_plane_drift",),
     "certificate_ends": ("certificates",),

@@ -184,7 +184,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
         socket=socket,
         node_address=address,
         images=images,
-        wanted=_completed(given, software, through),
+        wanted=_completed(given, node_software.kept_by_others(software, given.facts, given.target), through),
         endpoint=_completed(given, keepalived, through),
         gpu=GpuState(
             gpus=len(plan.gpus),
@@ -195,7 +195,7 @@ def desired(given: Given) -> Desired | tuple[Problem, ...]:
             mig={} if plan.expected else devices.layout(plan.sharing),
         ),
         labels=_labels(given),
-        taints=gpu.taints(given.settings, plan),
+        taints=gpu.taints(given.settings, gpus=bool(plan.gpus)),
         scales=scales,
     )
 
@@ -289,9 +289,9 @@ def _registration(given: Given, plan: Plan) -> dict[str, Spec]:
         return {}
     if not _scales(given):
         return {"registration": registration.unregistered()}
-    name, taints = str(given.node.get("name") or given.facts["hostname"]), gpu.taints(given.settings, plan)
-    node_labels, is_woken = {**plan.labels, **_labels(given)}, given.settings["gpunodes_bmc_type"] == "wol"
-    return {"registration": registration.registered(name.lower(), node_labels, taints, without_bmc=is_woken)}
+    name, is_woken = given.node.get("name") or given.facts["hostname"], given.settings["gpunodes_bmc_type"] == "wol"
+    labels, taints = {**plan.labels, **_labels(given)}, gpu.taints(given.settings, gpus=bool(plan.gpus))
+    return {"registration": registration.registered(str(name).lower(), labels, taints, without_bmc=is_woken)}
 
 
 def _node(given: Given, runtime: str, address: str) -> Spec:

@@ -17,6 +17,8 @@ CHECK = "drift"
 APPLY = "`gpunodes rollout apply` applies them"
 KUBELET = "kubelet"
 """The kind of a difference of a kubelet: `gpunodes up` applies it, and no roll-out."""
+UPGRADE = "upgrade"
+"""The same: kubeadm applies it when the machine is upgraded."""
 _FIRST = 3
 """Differences in one finding."""
 _LONGEST = 120
@@ -46,7 +48,8 @@ class DriftDifference:
     """None: it is not set."""
     wanted: str | None
     kind: str
-    """"settings"; "foreign": neither kubeadm nor the settings know it; "fixed": it is never changed; "kubelet"."""
+    """"settings"; "foreign": neither kubeadm nor the settings know it; "fixed": it is never changed; "kubelet" and
+    "upgrade", of kubelets."""
     text: str
     """The whole sentence."""
 
@@ -78,7 +81,7 @@ class MachineDrift:
 
 
 def _is_pending(difference: DriftDifference) -> bool:
-    return difference.kind not in {"fixed", KUBELET}
+    return difference.kind not in {"fixed", KUBELET, UPGRADE}
 
 
 def of_report(machine: str, report: object) -> MachineDrift:

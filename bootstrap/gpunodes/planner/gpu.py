@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.planner import gates, gpu_mig, gpu_serving, gpu_sharing, systems, tables
@@ -349,16 +350,16 @@ def _labels(case: Case) -> dict[str, str]:
     """Labels that are known without a driver; with several products, the label names the first."""
     first = case.gpus[0]
     return {
-        "gpunodes.dev/gpu": "true",
-        "gpunodes.dev/gpu-count": str(len(case.gpus)),
+        devices.PLUGIN: "true",
+        devices.COUNT: str(len(case.gpus)),
         "gpunodes.dev/gpu-generation": first.generation,
         "gpunodes.dev/gpu-product": re.sub(r"[^A-Za-z0-9_.-]+", "-", first.product).strip("-_.")[:63],
     }
 
 
-def taints(settings: Mapping[str, Any], found: Plan) -> list[dict[str, str]]:
-    """The taints of a machine's node by its settings."""
+def taints(settings: Mapping[str, Any], *, gpus: bool) -> list[dict[str, str]]:
+    """The taints of a machine's node by its settings; ``gpus``: whether the machine has some."""
     made = [dict(taint) for taint in settings["gpunodes_node_taints"]]
-    if settings["gpunodes_gpu_taint"] and found.gpus:
+    if settings["gpunodes_gpu_taint"] and gpus:
         made.append({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Mapping
@@ -153,6 +154,7 @@ def installed_driver(driver: Row) -> str:
     return next((match[0] for match in found if match), "")
 
 
+@functools.lru_cache(maxsize=256)  # a plan compares few versions, each many times
 def version_of(text: str) -> tuple[int, ...]:
     """The numbers of a version, for comparison."""
     return tuple(int(part) for part in re.findall(r"\d+", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from gpunodes.ansible.module_utils.problem import Problem
@@ -24,15 +25,17 @@ def compatible(
     case: Case, offers: Sequence[Row], flavours: Sequence[Flavour], cudas: Sequence[tuple[str, Row]]
 ) -> Iterator[tuple[Row, str, Flavour]]:
     """All choices that support the GPUs and ``cudas``: the preferred modules first, then in the table's order."""
+    switched = case.switched()
+    keeps_limits = functools.cache(lambda branch: not any(broken_limits(case, branch, cudas)))
     for flavour in flavours:
         for offer in offers:
+            if not offer[flavour.value] or (switched and not offer["fabric_manager"]):
+                continue
             for branch in offer["branches"]:
                 if (
-                    offer[flavour.value]
+                    keeps_limits(branch)
                     and not unbuilt(case, offer, branch, flavour)
-                    and not any(broken_limits(case, branch, cudas))
                     and all(software.cuda_row(case, offer, version) for version, _ in cudas)
-                    and (not case.switched() or offer["fabric_manager"])
                 ):
                     yield offer, branch, flavour
 
@@ -46,7 +49,6 @@ def unbuilt(case: Case, offer: Row, branch: str, flavour: Flavour) -> Row | None
 
 def unbuilt_for(case: Case, branch: str, flavour: Flavour, release: str) -> Row | None:
     """The same for any kernel, of modules that are built on the machine."""
-    kernel = version_of(release)
     rows: Sequence[Row] = tables.read("drivers")["unbuilt"]
     matching = (
         row
@@ -54,8 +56,8 @@ def unbuilt_for(case: Case, branch: str, flavour: Flavour, release: str) -> Row 
         if case.system in row["systems"]
         and branch in row["branches"]
         and flavour.value in row["modules"]
-        and version_of(row["from"]) <= kernel
-        and (not row["before"] or kernel < version_of(row["before"]))
+        and version_of(row["from"]) <= version_of(release)
+        and (not row["before"] or version_of(release) < version_of(row["before"]))
     )
     return next(matching, None)
 
@@ -63,16 +65,15 @@ def unbuilt_for(case: Case, branch: str, flavour: Flavour, release: str) -> Row 
 def broken_limits(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> Iterator[Problem]:
     """The limits of GPUs and CUDA that a branch breaks."""
     for row in case.generations:
-        fact = f"driver {branch} does not support {row['title']} GPUs ({case.products(row)})"
         if row["last"] and number(branch) > number(row["last"]):
             yield Problem(
-                fact,
+                _unsupported(case, branch, row),
                 f"{row['last']}, the last branch for these GPUs ({cite('drivers', row)})",
                 f"request {row['last']} or older, or no branch",
             )
         if row["first"] and number(branch) < number(row["first"]):
             yield Problem(
-                fact,
+                _unsupported(case, branch, row),
                 f"{row['first']}, the first branch for these GPUs ({cite('drivers', row)})",
                 f"request {row['first']} or newer, or no branch",
             )
@@ -83,3 +84,7 @@ def broken_limits(case: Case, branch: str, cudas: Sequence[tuple[str, Row]]) -> 
                 f"{row['least_driver']} or newer ({cite('cuda', row)})",
                 f"request the branch {row['least_driver']} or newer, or an older CUDA version",
             )
+
+
+def _unsupported(case: Case, branch: str, row: Row) -> str:
+    return f"driver {branch} does not support {row['title']} GPUs ({case.products(row)})"

@@ -1,11 +1,11 @@
-"""Which feature gates of running kubelets are not those of their machines' settings. Pure.
+"""Which settings of running kubelets are not those of their machines, in sentences. Pure.
 
-A gate is known, and no drift, if the cluster sets it for all kubelets or a patch of kubeadm's names it: those are
-applied when a machine joins or is upgraded.
+What a kubelet reports is untrusted: its texts are shortened here, and each view makes them printable.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,30 +13,20 @@ from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import PreflightFinding, Severity
-from gpunodes.planner import drift, gates, reports
+from gpunodes.planner import drift, kubelet_layers, registration, reports
 from gpunodes.planner.drift import DriftDifference, MachineDrift
+from gpunodes.planner.kubelet_layers import GATES, PIDS, PROVIDER, TAINTS, Kubelet, Path, Wanted
 
 APPLY = "`gpunodes up` applies them"
-GATES = "gpunodes_feature_gates"
-PATCHES = "gpunodes_kubeadm_patches"
-_PATCHED = "kubeletconfiguration"
-"""How the names of patches of the kubelets' configuration begin. Source: `kubeadm join --help`, --patches."""
 _FIRST = 3
 """Kubelets, or differences of one, that a sentence names."""
 _LONGEST = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Kubelet:
-    """The kubelet of a machine."""
-
-    machine: str
-    node: str
-    version: str
-    gpus: bool
-    """Whether its node has GPUs."""
-    settings: Mapping[str, Any]
-    """The machine's settings, as the inventory has them."""
+_MOST_GATES = 500
+"""Gates of one kubelet; it knows some 250."""
+_GATE = re.compile(r"[A-Za-z0-9]{1,100}")
+_ANY_NUMBER = -1
+"""The default of podPidsLimit."""
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,56 +40,103 @@ class KubeletDrift:
 
 
 def compare(report: object, kubelets: Sequence[Kubelet]) -> KubeletDrift:
-    """Compare these kubelets with a result of kubelet_gates, which is untrusted.
+    """Compare these kubelets with a result of kubelet_settings, which is untrusted.
 
     Kubelets that it does not name are not compared: their nodes are not Ready, or gpunodes did not make them.
     """
-    invalid = "they were not reported" if report is None else reports.kubelet_gates_problem(report)
+    invalid = "they were not reported" if report is None else reports.kubelet_settings_problem(report)
     seen: Mapping[str, Any] = report if isinstance(report, dict) and not invalid else {"problem": invalid}
-    if problem := _short(seen["problem"]):
-        return KubeletDrift(unknown=f"the feature gates of the kubelets are unknown: {problem}" if kubelets else "")
-    found = [
-        MachineDrift(each.machine, list(differences(seen["nodes"][each.node], each, seen["cluster"])))
-        for each in kubelets
-        if each.node in seen["nodes"]
-    ]
-    silent = {each.machine: seen["silent"][each.node] for each in kubelets if each.node in seen["silent"]}
+    of_cluster: Mapping[str, Any] = {}
+    problem = _short(seen["problem"])
+    try:
+        of_cluster = {} if problem else _read(seen["cluster"], "the ConfigMap kubelet-config")
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        return KubeletDrift(unknown=f"the settings of the kubelets are unknown: {problem}" if kubelets else "")
+    found, silent = [], {each.machine: seen["silent"][each.node] for each in kubelets if each.node in seen["silent"]}
+    for each in kubelets:
+        if each.node in seen["nodes"]:
+            try:
+                running = _read(seen["nodes"][each.node], "its answer")
+            except ValueError as error:
+                silent[each.machine] = str(error)
+            else:
+                found.append(MachineDrift(each.machine, differences(running, each, of_cluster)))
     return KubeletDrift(tuple(each for each in found if each.differs), _unknown(silent))
 
 
-def differences(
-    running: Mapping[str, bool], kubelet: Kubelet, of_cluster: Mapping[str, bool]
-) -> Iterator[DriftDifference]:
-    """The gates that differ; none for settings that are templates, which only Ansible can render."""
-    requested, patches = kubelet.settings[GATES] or {}, kubelet.settings[PATCHES] or {}
-    if not isinstance(requested, Mapping) or not isinstance(patches, Mapping):
-        return
-    plain = {name: value for name, value in requested.items() if isinstance(value, bool)}
-    wanted = gates.wanted(kubelet.version, plain, gpus=kubelet.gpus)
-    known = {*requested, *of_cluster, *patched(patches)}
-    for name in sorted({*wanted, *running}):
-        if name in wanted and wanted[name] != running.get(name):
-            yield _difference(name, running.get(name), wanted[name])
-        elif name not in wanted and name not in known:
-            yield _difference(name, running[name], None)
-
-
-def patched(patches: Mapping[str, Any]) -> set[str]:
-    """The feature gates that patches of the kubelet's configuration name, in the forms of `kubeadm --patches`."""
-    found: set[str] = set()
-    for name, patch in patches.items():
-        if not str(name).startswith(_PATCHED):
-            continue
-        if isinstance(patch, Mapping):
-            found |= _names(patch.get("featureGates"))
-        for operation in patch if isinstance(patch, list) else ():
-            # RFC 6902
-            path = str(operation.get("path")) if isinstance(operation, Mapping) else ""
-            if path == "/featureGates":
-                found |= _names(operation.get("value"))
-            elif one := re.fullmatch(r"/featureGates/([A-Za-z0-9]+)", path):
-                found.add(one.group(1))
+def _read(reported: Mapping[str, str], what: str) -> dict[str, Any]:
+    """The fields of a configuration; raises ValueError, with ``what`` it is, unless they are valid."""
+    try:
+        found = {name: json.loads(text) for name, text in reported.items()}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} is no JSON") from error
+    gates = found.get(GATES) or {}
+    if not (
+        isinstance(gates, dict)
+        and len(gates) <= _MOST_GATES
+        and all(_GATE.fullmatch(name) and isinstance(value, bool) for name, value in gates.items())
+    ):
+        raise ValueError(f"{what} has no valid feature gates")
     return found
+
+
+def differences(running: Mapping[str, Any], kubelet: Kubelet, of_cluster: Mapping[str, Any]) -> list[DriftDifference]:
+    """The settings that differ; none for settings that are templates, which only Ansible can render."""
+    layers = kubelet_layers.of(kubelet, of_cluster)
+    if layers is None:
+        return []
+    found = {
+        path: _difference(path, value, wanted)
+        for path, wanted in layers.wanted.items()
+        if not layers.is_unknown(path) and not _same(value := _at(running, path), wanted.value)
+    }
+    found |= {path: _difference(path, value, None) for path, value in _left(running) if not layers.knows(path)}
+    return [found[path] for path in sorted(found)]
+
+
+def _at(running: Any, path: Path) -> Any:
+    """The value at a path, None without one."""
+    for name in path:
+        running = running.get(name) if isinstance(running, Mapping) else None
+    return running
+
+
+def _left(running: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """What a kubelet has only if something sets it, as gpunodes may have done. Other fields have defaults."""
+    yield from (((GATES, name), value) for name, value in sorted((running.get(GATES) or {}).items()))
+    if running.get(PIDS) not in (None, _ANY_NUMBER):
+        yield (PIDS,), running[PIDS]
+    if str(running.get(PROVIDER)).startswith(registration.provider_id("")):
+        yield (PROVIDER,), running[PROVIDER]
+    # Of other nodes kubeadm gives the taints to the kubelet.
+    if kubelet_layers.STARTING in str(running.get(TAINTS)):
+        yield (TAINTS,), running[TAINTS]
+
+
+def _same(running: Any, wanted: Any) -> bool:
+    """Whether values mean the same: the kubelet writes 60s as 1m0s, and no empty values in taints."""
+    if isinstance(running, str) and isinstance(wanted, str):
+        seconds = [_seconds(text) for text in (running, wanted)]
+        return running == wanted or (seconds[0] is not None and seconds[0] == seconds[1])
+    if isinstance(running, list) and isinstance(wanted, list):
+        return sorted(map(_item, running)) == sorted(map(_item, wanted))
+    return type(running) is type(wanted) and bool(running == wanted)
+
+
+def _item(each: Any) -> str:
+    plain = {name: value for name, value in each.items() if value != ""} if isinstance(each, Mapping) else each
+    return json.dumps(plain, sort_keys=True)
+
+
+def _seconds(text: str) -> float | None:
+    """The seconds of a duration as Go writes it (1h0m10s), None for another text."""
+    found = _DURATION.fullmatch(text)
+    if not text or found is None:
+        return None
+    hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def merged(control_planes: Sequence[MachineDrift], kubelets: Sequence[MachineDrift]) -> list[MachineDrift]:
@@ -129,24 +166,28 @@ def _problem(each: MachineDrift) -> Problem:
     more = len(each.differences) - _FIRST
     texts = "; ".join(one.text for one in each.differences[:_FIRST])
     suffix = f"; and {more} more" if more > 0 else ""
+    # Each of the others says what applies it.
+    applied = f"{APPLY}, " if any(one.kind == drift.KUBELET for one in each.differences) else ""
     return Problem(
         f"settings of the kubelet differ from the running one: {texts}{suffix}",
         "",
-        f"{APPLY}, `gpunodes status` lists all",
+        f"{applied}`gpunodes status` lists all",
     )
 
 
-def _difference(name: str, running: bool | None, wanted: bool | None) -> DriftDifference:
-    subject = f"feature gate {name}"
-    present = "is not set" if running is None else f"is {_yaml(running)}"
-    known = "neither the settings nor the cluster set it" if wanted is None else f"the settings say {_yaml(wanted)}"
+def _difference(path: Path, running: Any, wanted: Wanted | None) -> DriftDifference:
+    subject = f"feature gate {path[1]}" if path[0] == GATES and len(path) > 1 else _short(".".join(path))
+    present = "is not set" if running is None else f"is {_text(running)}"
+    known = f"{wanted.source} {_text(wanted.value)}" if wanted else "neither the settings nor the cluster set it"
+    kind = wanted.kind if wanted else drift.KUBELET
+    remedy = "; the next `gpunodes upgrade` applies it" if kind == drift.UPGRADE else ""
     return DriftDifference(
         component="kubelet",
         name=subject,
-        running=None if running is None else _yaml(running),
-        wanted=None if wanted is None else _yaml(wanted),
-        kind=drift.KUBELET,
-        text=f"kubelet {subject} {present}, {known}",
+        running=None if running is None else _text(running),
+        wanted=_text(wanted.value) if wanted else None,
+        kind=kind,
+        text=f"kubelet {subject} {present}, {known}{remedy}",
     )
 
 
@@ -157,16 +198,12 @@ def _unknown(silent: Mapping[str, str]) -> str:
     names = list(silent)
     more = f" and {len(names) - _FIRST} more" if len(names) > _FIRST else ""
     count = "1 kubelet" if len(names) == 1 else f"{len(names)} kubelets"
-    which = f"{count} did not report feature gates: {', '.join(names[:_FIRST])}{more}"
+    which = f"the settings of {count} were not read: {', '.join(names[:_FIRST])}{more}"
     return f"{which} ({names[0]}: {_short(silent[names[0]])})"
 
 
-def _names(gates_of_patch: object) -> set[str]:
-    return {str(name) for name in gates_of_patch} if isinstance(gates_of_patch, Mapping) else set()
-
-
-def _yaml(value: bool) -> str:
-    return "true" if value else "false"
+def _text(value: Any) -> str:
+    return _short(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
 
 
 def _short(text: str) -> str:

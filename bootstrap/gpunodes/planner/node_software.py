@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpunodes.ansible.module_utils.facts import KUBELET_ORDER
 from gpunodes.ansible.module_utils.host.spec import File, Repository, Service, Spec
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.planner import versions
@@ -216,7 +217,7 @@ _TOOLS = {
 # The kubelet's unit waits for the network only (kubernetes/release, kubelet.service). At boot it then starts before its
 # runtime, fails, and restarts after 10 s. systemd ignores units that are not installed.
 _ORDER = File(
-    "/etc/systemd/system/kubelet.service.d/15-gpunodes-runtime.conf",
+    KUBELET_ORDER,
     "# Managed by gpunodes.\n[Unit]\nAfter=containerd.service docker.service cri-docker.service\n",
 )
 _DIRECTORIES = (
@@ -310,3 +311,21 @@ def _kubelet_files(gates: Mapping[str, bool], pod_pids_limit: int) -> tuple[Sequ
     )
     unused = [path for path, content in wanted.items() if not content]
     return ([*files, unit], unused) if files else ([], [*unused, unit.path])
+
+
+def kept_by_others(wanted: Mapping[str, Spec], facts: Mapping[str, Any], target: str) -> Mapping[str, Spec]:
+    """``wanted``, or for an upgrade to ``target`` of a node that others made, Kubernetes' packages alone.
+
+    Their container runtime may get GPUs and private registries by its configuration, their kubelet settings by files of
+    its unit: an upgrade leaves both as they are.
+    """
+    own = facts.get("kubernetes") or {}
+    if not target or own.get("configured", True):
+        return wanted
+    kubernetes = wanted["kubernetes"]
+    replaced = Spec(
+        repositories=kubernetes.repositories,
+        packages=tuple(package for package in kubernetes.packages if package.replace),
+        services=kubernetes.services,
+    )
+    return {**dict.fromkeys(wanted, Spec()), "kubernetes": replaced}

@@ -41,6 +41,11 @@ def conflict(machine: str, node: Mapping[str, object]) -> Problem | None:
     )
 
 
+def started_with(taints: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The taints with which a node registers; in this list the cluster needs a value, which may be empty."""
+    return [{"value": "", **taint} for taint in (*taints, STARTING)]
+
+
 def registered(
     node: str, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]], *, without_bmc: bool = False
 ) -> Spec:
@@ -53,8 +58,7 @@ def registered(
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "providerID": provider_id(node),
-        # In this list the cluster needs a value, which may be empty.
-        "registerWithTaints": [{"value": "", **taint} for taint in (*taints, STARTING)],
+        "registerWithTaints": started_with(taints),
     }
     pairs = ",".join(f"{name}={value}" for name, value in sorted(own_labels(labels).items()))
     arguments = node_software.config_arguments(f" --node-labels={pairs}" if pairs else "")

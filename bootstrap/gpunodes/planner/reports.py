@@ -142,6 +142,7 @@ _MACHINE = {
         "before": Optional(_NUMBERS),
         "etcd": Optional(bool),
         "ended": Optional(bool),
+        "configured": Optional(bool),
     },
     "ledger": bool,
     **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
@@ -170,6 +171,7 @@ _CLUSTER_NODE = {
     "verified": bool,
     "gpus": int,
     "gpus_verified": bool,
+    "plugin_away": Optional(bool),
     "managed": {
         "labels": Named(str, 1000),
         "taints": Many({"key": str, "value": Optional(str), "effect": str}, 1000),
@@ -223,16 +225,19 @@ _IMAGE = Pattern("name of an image", r"[A-Za-z0-9./:_@-]{0,300}")
 _ARGUMENTS = Many(Pattern("name of an argument", r"[a-z0-9-]{1,100}"), 500)
 _GATES = Named(bool, 500, Pattern("feature gate", r"[A-Za-z0-9]{1,100}"))
 _COMPONENT = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+_STATIC_POD = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
 _UPGRADE = {
     "kubeadm": _NUMBERS,
     "kubelet": _NUMBERS,
-    "images": Named(_TAG, 4, one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")),
+    "images": Named(_TAG, 4, _STATIC_POD),
     "arguments": Named(_ARGUMENTS, 3, _COMPONENT),
     "gates": Named(_GATES, 3, _COMPONENT),
     "kubelet_arguments": _ARGUMENTS,
     "kubelet_gates": _GATES,
-    "joined": bool,
+    "unpackaged": Many(one_of("kubeadm", "kubelet"), 2),
     "unfinished": bool,
+    "lost": Many({"component": _STATIC_POD, "name": str}, 200),
+    "not_compared": str,
     "offered": Named(Many(_NUMBERS, 1000), 3, one_of("kubeadm", "kubectl", "kubelet")),
     "unread": str,
     "fetched": {"version": _NUMBERS, "missing": Many(_IMAGE, 50), "unasked": str},
@@ -367,17 +372,18 @@ def drift_problem(drift: object) -> str:
     return wrong(drift, _DRIFT)
 
 
-_KUBELET_GATES = {
+_FIELDS = Named(str, 100, Pattern("field of a configuration", r"[A-Za-z0-9]{1,100}"))
+_KUBELET_SETTINGS = {
     "problem": str,
-    "cluster": _GATES,
-    "nodes": Named(_GATES, 20_000, _NODE),
+    "cluster": _FIELDS,
+    "nodes": Named(_FIELDS, 20_000, _NODE),
     "silent": Named(str, 20_000, _NODE),
 }
 
 
-def kubelet_gates_problem(found: object) -> str:
-    """The same for a result of kubelet_gates."""
-    return wrong(found, _KUBELET_GATES)
+def kubelet_settings_problem(found: object) -> str:
+    """The same for a result of kubelet_settings; planner/kubelet_drift.py reads the JSON of its fields."""
+    return wrong(found, _KUBELET_SETTINGS)
 
 
 def levels_problem(levels: object) -> str:

@@ -13,6 +13,7 @@ from gpunodes.planner import gates, tables, versions
 from gpunodes.planner.upgrade_model import CLUSTER, PROGRAMS, Subject
 from gpunodes.planner.versions import numbers
 
+_SHOWN = 5
 _KUBEADM_CONFIG = "the ConfigMap kubeadm-config in kube-system"
 
 
@@ -30,7 +31,7 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
             continue
         for name, check in _OF_MACHINES.items():
             findings += [PreflightFinding(subject.name, name, each) for each in check(target, subject, subject.own)]
-    findings += _unasked(target, subjects)
+    findings += [*_unasked(target, subjects), *_rewritten(subjects)]
     known = {subject.node.get("name") for subject in subjects}
     for node in cluster["nodes"]:
         if node["name"] not in known:
@@ -48,12 +49,46 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
 def _member(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
     if not subject.node:
         yield Problem("it is not a node of the cluster", "a node", f"run `gpunodes join {subject.name}` first")
-    elif not own["joined"]:
+    elif own["unpackaged"]:
         yield Problem(
-            "gpunodes did not make it a node",
-            "a machine that gpunodes joined, because it undoes only its own changes",
-            "upgrade it by hand, as kubeadm's documentation says",
+            f"no package installed its {' and '.join(own['unpackaged'])}",
+            "the packages of Kubernetes, in /usr/bin: gpunodes upgrades nothing else",
+            "upgrade it by hand, as its installer's documentation says",
         )
+
+
+def _manifests(_: str, __: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
+    """Arguments of others that an upgrade takes away; what else it changes is a warning (:func:`_rewritten`)."""
+    if found := _changed(own["lost"], arguments=True):
+        yield Problem(
+            f"the upgrade would change {_few(found)}: kubeadm's configuration has it otherwise",
+            "arguments that stay",
+            f"set it in {_KUBEADM_CONFIG} (extraArgs) or in gpunodes_kubeadm_patches, or correct the manifest",
+        )
+
+
+def _rewritten(subjects: Sequence[Subject]) -> Iterator[PreflightFinding]:
+    for subject in subjects:
+        own = subject.own or {}
+        lost, reason = _changed(own.get("lost", ()), arguments=False), own.get("not_compared")
+        if lost or reason:
+            problem = Problem(
+                f"the upgrade writes its manifests anew; that changes {_few(lost)}"
+                if lost
+                else f"what the upgrade changes in its manifests is unknown: {reason}",
+                "changes that stay",
+                f"add what must stay to {_KUBEADM_CONFIG} or to gpunodes_kubeadm_patches",
+            )
+            yield PreflightFinding(subject.name, "manifests", problem, Severity.WARNING)
+
+
+def _changed(lost: Sequence[Mapping[str, str]], *, arguments: bool) -> list[str]:
+    return [f"{each['component']} {each['name']}" for each in lost if each["name"].startswith("--") is arguments]
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(name[:100] for name in names[:_SHOWN]) + more
 
 
 def _ready(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
@@ -120,7 +155,8 @@ def _plain(version: str) -> str:
 def _kubelet_gates(target: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _judged(target, subject.gates, "gpunodes_feature_gates")
     others = {name: value for name, value in own["kubelet_gates"].items() if name not in subject.gates}
-    yield from _judged(target, others, "featureGates of the ConfigMap kubelet-config in kube-system")
+    place = "featureGates of the ConfigMap kubelet-config in kube-system, or in the kubelet's arguments"
+    yield from _judged(target, others, place)
 
 
 def _component_gates(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
@@ -147,7 +183,8 @@ def _arguments(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Prob
         kubelet = row["program"] == "kubelet"
         present = own["kubelet_arguments"] if kubelet else own["arguments"].get(row["program"], ())
         if row["name"] in present and numbers(target)[:2] >= numbers(row["removed_in"]) and row["by"] != "kubeadm":
-            place = "/var/lib/kubelet/kubeadm-flags.env" if kubelet else _KUBEADM_CONFIG
+            files = "/var/lib/kubelet/kubeadm-flags.env, or from KUBELET_EXTRA_ARGS in /etc/default/kubelet"
+            place = files if kubelet else _KUBEADM_CONFIG
             yield Problem(
                 f"the {row['program']} gets --{row['name']}, which Kubernetes {row['removed_in']} removes",
                 "arguments that the new version knows: it does not start with another one",
@@ -250,6 +287,7 @@ _OF_MACHINES = {
     "gates": _kubelet_gates,
     "component gates": _component_gates,
     "arguments": _arguments,
+    "manifests": _manifests,
     "packages": _packages,
     "images": _images,
 }

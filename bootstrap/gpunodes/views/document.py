@@ -62,6 +62,11 @@ def as_yaml(text: str) -> str:
     return found.rstrip()
 
 
+def tunnel(document: Mapping[str, Any]) -> str:
+    """``gpunodes.tunnel/1``, on one line: a command that stays open prints it once its tunnel leads there."""
+    return json.dumps({"schema": "gpunodes.tunnel/1", **document})
+
+
 def dump(document: Mapping[str, Any]) -> str:
     """One document as indented JSON."""
     return json.dumps(document, indent=2)

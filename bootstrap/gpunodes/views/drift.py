@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from gpunodes.model import printable
-from gpunodes.planner.drift import KUBELET, MachineDrift
+from gpunodes.planner.drift import KUBELET, UPGRADE, MachineDrift
 from gpunodes.views import document
 from gpunodes.views.text import wrapped
 
+_OF_KUBELETS = {KUBELET, UPGRADE}
 _FIRST = 3
 """Kubelets with the same difference that a line names."""
 
@@ -20,17 +21,17 @@ def lines(machines: Sequence[MachineDrift], columns: int | None = None) -> str:
     kubelets: dict[str, list[str]] = {}
     for each in machines:
         texts = [f"its settings cannot be compared: {each.problem}"] if each.problem else []
-        texts += [one.text for one in each.differences if one.kind != KUBELET]
+        texts += [one.text for one in each.differences if one.kind not in _OF_KUBELETS]
         texts += ["an earlier change of its settings is not verified yet"] if each.unverified else []
         texts += [f"and {each.left_out} more differences"] if each.left_out else []
         found += [f"drift: {each.machine}: {text}" for text in texts]
         for one in each.differences:
-            if one.kind == KUBELET:
+            if one.kind in _OF_KUBELETS:
                 kubelets.setdefault(one.text, []).append(each.machine)
     found += [f"drift: {_named(names)}: {text}" for text, names in kubelets.items()]
     if any(each.pending for each in machines):
         found.append("`gpunodes rollout apply` applies the control planes' settings")
-    if kubelets:
+    if any(one.kind == KUBELET for each in machines for one in each.differences):
         found.append("`gpunodes up` applies the kubelets' settings")
     return "\n".join(part for line in found for part in wrapped(printable(line), columns, 4))
 

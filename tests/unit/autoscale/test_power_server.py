@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gpunodes.autoscale import nodes, proof, state
 from gpunodes.autoscale.server import NotPossible
-from gpunodes.autoscale.state import Phase
+from gpunodes.autoscale.state import MachineState, Phase, parse
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerState
@@ -381,6 +381,14 @@ def test_a_machine_that_left_the_plan_is_forgotten(site: Site) -> None:
     assert set(site.store.texts) == {"w1"}
 
 
+def test_an_order_of_a_machine_that_left_the_plan_stops_no_later_one(site: Site) -> None:
+    """It waited for a free thread; the machine counted as busy ever after."""
+    site.server._busy.add("w1")
+    site.server._states.pop("w1", None)
+    site.server._carry_out("w1", again=False)
+    assert not site.server._busy
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": "on"}', '{"phase": 1e999}', "[" * 100_000])
 def test_a_state_that_is_none_counts_as_unknown(text: str) -> None:
     assert state.parse(text) is None
@@ -423,6 +431,32 @@ def test_a_node_that_writes_much_to_itself_fills_no_state(site: Site) -> None:
     assert "gpunodes.dev/repairs" in fitted.annotations
     assert labels.items() <= fitted.shape.labels.items()
     assert not [key for key in fitted.annotations if key.startswith("x/")]
+
+
+def test_a_node_with_many_resources_and_taints_stops_no_other_machine() -> None:
+    """Both were always kept whole: one node filled the ConfigMap of all states, and none could be written any more."""
+    resources = {f"nvidia.com/mig-{number}g.10gb": "1" for number in range(5000)}
+    taints = [{"key": f"own.example/{number}", "value": "x" * 50, "effect": "NoSchedule"} for number in range(3000)]
+    first, last = ({"key": key, "value": "", "effect": "NoSchedule"} for key in ("quarantine", "gpunodes.dev/x"))
+    item = {
+        "metadata": {"name": "w1"},
+        "spec": {"providerID": "gpunodes://w1", "taints": [first, *taints, last]},
+        "status": {"allocatable": {"cpu": "8", "memory": "1" * 100, GPU: "8", **resources}},
+    }
+    found = nodes.seen(item, "gpunodes.dev/pool")
+    assert found
+    text = MachineState(Phase.ON, 1.0, saved=found.saved(1000)).text()
+    assert len(text) < 6000
+    state = parse(text)
+    assert state
+    assert state.saved
+    assert {"cpu": "8", GPU: "8"}.items() <= state.saved.shape.capacity.items()
+    assert "memory" not in state.saved.shape.capacity
+    assert [state.saved.shape.taints[0], state.saved.shape.taints[-1]] == [first, last]
+    item["spec"] = {"providerID": "gpunodes://w1", "taints": [first, *taints[:3], last]}
+    found = nodes.seen(item, "gpunodes.dev/pool")
+    assert found
+    assert found.saved(1000).shape.taints == [first, *taints[:3], last]
 
 
 @pytest.mark.parametrize("machines", [1, 100, 1000])

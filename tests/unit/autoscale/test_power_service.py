@@ -46,6 +46,19 @@ def test_pools_and_their_nodes(ask: Ask) -> None:
     assert ask("GPULabel").label == "gpunodes.dev/gpu"
 
 
+def test_a_node_with_the_provider_id_of_another_machine_is_in_no_pool(ask: Ask, site: Site) -> None:
+    """Root on a node gives it any: with the node the autoscaler would have switched the other machine off."""
+    ask("NodeGroupIncreaseSize", id="h100", delta=1)
+    for name in ("w1", "gpunodes://w1", ""):
+        assert ask("NodeGroupForNode", node={"providerID": "gpunodes://w1", "name": name}).nodeGroup.id == "h100"
+    claimed = {"providerID": "gpunodes://w1", "name": "other"}
+    assert ask("NodeGroupForNode", node=claimed).nodeGroup.id == ""
+    with pytest.raises(grpc.RpcError) as caught:
+        ask("NodeGroupDeleteNodes", id="h100", nodes=[claimed])
+    assert "the node other with the provider id gpunodes://w1 is no machine of a pool" in caught.value.details()
+    site.until(lambda: site.machines.orders == [("w1", "on")])
+
+
 def test_a_machine_starts_and_is_shown_as_starting(ask: Ask, site: Site) -> None:
     ask("NodeGroupIncreaseSize", id="h100", delta=1)
     assert ask("NodeGroupTargetSize", id="h100").targetSize == 1

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from gpunodes.model import Kubeconfig, Machine, Role
 from gpunodes.operations import power
 
 from tests import redfish, sshd
+from tests.command import run
 
 HOSTS = "control_plane: {hosts: {c1: }}\nworkers: {hosts: {gpu-1: {ansible_host: 10.0.0.5}}}\n"
 NOTHING = connections.Connection({})
@@ -29,7 +31,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process: its files end with it."""
     return subprocess.run(
         [sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
         cwd=folder,
@@ -98,7 +101,7 @@ def test_the_file_has_no_password_and_ends_with_the_process(tmp_path: Path) -> N
     assert found.rendered("10.0.0.5", "gpunodes_bmc_") == {"gpunodes_bmc_password": "{{ 7 * 7 }}"}
     assert "7" not in found.path.read_text()
     assert found.path.parent.stat().st_mode & 0o777 == 0o700
-    done = gpunodes(tmp_path, "health", "127.0.0.1", "--port", "1", "--deadline", "5")
+    done = process(tmp_path, "health", "127.0.0.1", "--port", "1", "--deadline", "5")
     assert done.returncode == 3, done.stderr
     assert "127.0.0.1" in done.stdout
     assert "unreachable" in done.stdout
@@ -124,7 +127,7 @@ def test_the_file_has_no_password_and_ends_with_the_process(tmp_path: Path) -> N
     ],
 )
 def test_wrong_input_ends_with_2(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    done = gpunodes(tmp_path, *words)
+    done = run(tmp_path, *words, variables={"HOME": str(tmp_path)})
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "a bug in gpunodes" not in done.stderr
@@ -154,7 +157,7 @@ def test_the_bmc_of_an_address_is_asked_and_switches_it_on(tmp_path: Path, monke
         words = [word for name, value in bmc.items() for word in ("--bmc", f"{name}={value}")]
         states = []
         for action in ("status", "on", "status"):
-            done = gpunodes(tmp_path, "power", "127.0.0.9", action, *words, "--json")
+            done = process(tmp_path, "power", "127.0.0.9", action, *words, "--json")
             assert done.returncode == 0, done.stderr
             states.append(json.loads(done.stdout)["state"])
         server.shutdown()
@@ -176,7 +179,23 @@ def test_no_power_is_switched_with_a_kubeconfig_that_cannot_be_used(tmp_path: Pa
         switch(Kubeconfig(tmp_path / "none"))
     assert reported == []
     switch(None)
-    assert "no lock" in reported[0]
+    assert reported == ["no lock: 10.0.0.5: of machines without an inventory the control plane is not known"]
+
+
+@pytest.mark.parametrize("kubeconfig", [None, Kubeconfig(Path("/k"))])
+def test_messages_name_what_was_typed_and_no_temporary_file(kubeconfig: Kubeconfig | None) -> None:
+    found = addressed.inventory([f"10.0.0.{number}" for number in range(1, 8)], {}, kubeconfig)
+    calls: list[Callable[[], object]] = [
+        found.control_planes,
+        lambda: found.select(["nowhere"]),
+        lambda: found.select([], Role.GPU_HOST),
+        lambda: found.select(["10.0.0.1"], Role.GPU_HOST),
+    ]
+    for call in calls:
+        with pytest.raises(WrongInput) as error:
+            call()
+        assert "10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5 and 2 more" in str(error.value)
+        assert "addresses.yml" not in str(error.value)
 
 
 def test_an_inventory_of_addresses_is_an_ordinary_one() -> None:
@@ -195,7 +214,7 @@ def test_a_machine_of_no_inventory_is_scanned_over_ssh(tmp_path: Path) -> None:
     (tmp_path / "inventory/hosts.yml").write_text("no inventory\n")
     with sshd.serving(tmp_path, [{("127.0.0.1", port): ""}]) as servers:
         words = ("--user", "root", "--port", str(port), "--key", str(servers.login))
-        done = gpunodes(tmp_path, "health", "127.0.0.1", *words, "--json")
+        done = process(tmp_path, "health", "127.0.0.1", *words, "--json")
     assert done.returncode in {0, 3}, done.stderr
     (machine,) = json.loads(done.stdout)["machines"]
     assert machine["name"] == "127.0.0.1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -27,10 +30,65 @@ from gpunodes.planner import gates
 from gpunodes.repair.record import RepairOutcome
 from gpunodes.views import colours, document, gpu, health_map, screen, text
 
+from tests.command import run as gpunodes
 
-def gpunodes(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+WITHOUT_JSON = {
+    "serve-metrics": "it serves Prometheus' format, and prints nothing",
+    "playbook": "Ansible's own output",
+    "content": "one path, for scripts as it is",
+    "lab console": "the terminal of a machine",
+    "lab ssh": "the output of a machine",
+    "help": "pages",
+    "completion": "code for a shell",
+}
+"""The commands without --json, each with the reason; docs/json.md lists them."""
+
+
+def all_commands(command: click.Command = cli.root, path: tuple[str, ...] = ()) -> dict[str, click.Command]:
+    """Every command that does something, by its words."""
+    if not isinstance(command, click.Group):
+        return {" ".join(path): command}
+    context = click.Context(command)
+    found: dict[str, click.Command] = {}
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        found |= all_commands(below, (*path, name))
+    return found
+
+
+def test_every_command_has_json_unless_a_reason_says_why_not() -> None:
+    lacking = {
+        name
+        for name, command in all_commands().items()
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+    assert lacking == WITHOUT_JSON.keys()
+    page = (Path(__file__).parents[3] / "docs/json.md").read_text()
+    assert [name for name in WITHOUT_JSON if f"`{name}`" not in page] == []
+
+
+def test_registry_open_prints_one_line_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {cp-1: }}\n")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def reached(_: object, port: int, __: object) -> Iterator[Any]:
+        yield types.SimpleNamespace(port=port, follow=interrupted), "10.96.0.15:5000", None
+
+    monkeypatch.setattr("gpunodes.operations.registry_server.verify.reached", reached)
+    monkeypatch.setattr("sys.argv", ["gpunodes", "registry", "open", "--json", "-i", str(tmp_path / "hosts.yml")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    found = {"schema": "gpunodes.tunnel/1", "port": 5000, "push": "127.0.0.1:5000", "pull": "10.96.0.15:5000"}
+    assert json.loads(out) == found
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -125,7 +183,11 @@ def test_json_and_the_inventory_are_the_same_option_everywhere() -> None:
 
     walk(cli.root)
     assert found == {
-        "as_json": {"Print one JSON document on standard output.", "The same as -o json."},
+        "as_json": {
+            "Print one JSON document on standard output.",
+            "Print one line of JSON on standard output when the tunnel is there; the command stays open.",
+            "The same as -o json.",
+        },
         "inventory_path": {"The Ansible inventory."},
     }
 
@@ -481,14 +543,7 @@ def completed(folder: Path, line: str) -> list[str]:
     """What bash gets for the last word of a command line."""
     words = line.split(" ")
     environment = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1), "_GPUNODES_COMPLETE": "bash_complete"}
-    done = subprocess.run(
-        [sys.executable, "-c", "from gpunodes.cli import main; main()"],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = gpunodes(folder, variables=environment)
     assert done.stderr == ""
     return [found.partition(",")[2] if found.startswith("plain,") else found for found in done.stdout.splitlines()]
 

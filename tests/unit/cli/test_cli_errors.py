@@ -16,15 +16,22 @@ from gpunodes.inventory import edit
 from gpunodes.model import GpuVerification, Role
 from gpunodes.views import gpu_verification
 
+from tests.command import run
+
 UNREACHABLE = """\
 control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1, ansible_user: nobody}}}
 workers: {hosts: {gpu-1: {ansible_host: 127.0.0.1, ansible_port: 1}}}
 """
 
 
-def gpunodes(
+def gpunodes(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, *argv, variables={"XDG_STATE_HOME": str(folder / "state")})
+
+
+def process(
     folder: Path, *argv: str, stdout: int = subprocess.PIPE, **environment: str
 ) -> subprocess.CompletedProcess[str]:
+    """The same as a process of its own: Ansible looks for its folders once, when it is imported."""
     return subprocess.run(
         [sys.executable, "-c", "from gpunodes.cli import main; main()", *argv],
         cwd=folder,
@@ -134,7 +141,7 @@ def test_a_number_alone_is_an_xid(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["/proc/nowhere", "file"])
 def test_a_home_that_cannot_be_written_is_a_sentence(unreachable: Path, command: str, home: str) -> None:
     (unreachable / "file").touch()
-    done = gpunodes(unreachable, *command.split(), HOME=str(unreachable / home), XDG_STATE_HOME="")
+    done = process(unreachable, *command.split(), HOME=str(unreachable / home), XDG_STATE_HOME="")
     assert done.returncode == 2
     assert "a folder that this user can write\nhint: set HOME" in done.stderr
     assert "bug" not in done.stderr
@@ -143,7 +150,7 @@ def test_a_home_that_cannot_be_written_is_a_sentence(unreachable: Path, command:
 @pytest.mark.parametrize("command", ["gates 1.36", "health rules", "--help"])
 def test_a_full_disk_is_a_sentence(tmp_path: Path, command: str) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
-        done = gpunodes(tmp_path, *command.split(), stdout=full.fileno())
+        done = process(tmp_path, *command.split(), stdout=full.fileno())
     assert done.returncode == 1
     message = (
         "error: cannot write: No space left on device\nhint: free some space there, then run the same command again\n"

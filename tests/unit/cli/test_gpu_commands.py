@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from gpunodes.ansible.filter.general import preflight
 from gpunodes.settings import defaults
+
+from tests.command import run
 
 GPU = {"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "subsystem": "10de:12a2", "class": "030200"}
 FACTS = {
@@ -22,8 +23,7 @@ FACTS = {
 
 
 def gpunodes(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from gpunodes.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run(Path.cwd(), *arguments)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,13 @@ SOURCES = [ROOT / "bootstrap" / "gpunodes", ROOT / "roles", ROOT / "playbooks"]
 PAGE = re.compile(r"gpunodes help --page ([a-z-]+)")
 
 
-def texts() -> Iterator[tuple[Path, str]]:
+@functools.cache
+def texts() -> tuple[tuple[Path, str], ...]:
     """What may be printed: strings that are no docstrings, docstrings of commands, and files that are no Python."""
+    return tuple(_texts())
+
+
+def _texts() -> Iterator[tuple[Path, str]]:
     for folder in SOURCES:
         for path in folder.rglob("*"):
             if path.suffix in {".yml", ".toml", ".j2"}:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from gpunodes.cli import health
 from gpunodes.engine import fleet as fleets
 
 from tests import repair_fleet
+from tests.command import run
 from tests.webhooks import receiver
 
 SECRET = "T000-s3cret"
@@ -26,17 +25,8 @@ LOST = 'gpunodes_machine_health_state{machine="gpu-1",state="unreachable"} 1\n'
 def gpunodes(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "hosts.yml").write_text("workers: {hosts: {gpu-1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
     (folder / "kern.log").write_text(XID79)
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    return subprocess.run(
-        [sys.executable, "-c", "from gpunodes.cli import main; main()", *words],
-        cwd=folder,
-        env={**kept, "XDG_STATE_HOME": str(folder / "state"), "HOME": str(folder), **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
+    given = {"no_proxy": "*", "XDG_STATE_HOME": str(folder / "state"), "HOME": str(folder), **variables}
+    return run(folder, *words, variables=given)
 
 
 def private(folder: Path, done: subprocess.CompletedProcess[str]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,33 @@ def test_what_is_no_websocket(answer: bytes) -> None:
         threading.Thread(target=serve, daemon=True).start()
         with pytest.raises((WebSocketError, ConnectionResetError)):
             WebSocket(server.getsockname()[1], "/", {}, 5)
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"], ids=["head", "body"])
+def test_a_server_that_answers_byte_by_byte_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
+    """A limit for each byte let the pod of a user keep the command for days."""
+    monkeypatch.setattr(cell, "_CALL_S", 0.5)
+    monkeypatch.setattr(forward, "_ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connected, _ = server.accept()
+                    with connected, contextlib.suppress(OSError):
+                        connected.sendall(begin)
+                        while True:
+                            connected.sendall(b"H" if begin else b"x")
+                            time.sleep(0.1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(GpunodesError, match="has no response"):
+            cell.run(port, TOKEN, "1", 10)
+        # A server that has begun its answer is one.
+        assert bool(forward.unanswered(port, "/")) is not bool(begin)
+        assert time.monotonic() - began < 5
 
 
 def test_a_kernel_that_is_a_path() -> None:

@@ -68,3 +68,21 @@ def _runs(process: int) -> bool:
         return ") Z " not in Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_sockets_are_in_ansible_home_where_the_home_cannot_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that is mounted read-only, as in a container: Ansible's default does not follow ANSIBLE_HOME."""
+    inventory, folder = tmp_path / "hosts.yml", "ANSIBLE_SSH_CONTROL_PATH_DIR"
+    monkeypatch.delenv(folder, raising=False)
+    monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert runner.environment(inventory)[folder] == str(tmp_path / "own" / "cp")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder not in runner.environment(inventory)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv(folder, "/tmp/own")
+    assert folder not in runner.environment(inventory), "the user's own choice stays"

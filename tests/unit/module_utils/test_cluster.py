@@ -171,11 +171,20 @@ def test_pod_problems() -> None:
 def test_a_node_is_proven_step_by_step_and_nothing_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = [{"type": "Ready", "status": "True"}]
     up = [*ready, {"type": "NetworkUnavailable", "status": "False"}]
-    parts = ({"k8s-app": "kube-proxy"}, {nodes.NETWORK_LABEL: "flannel"})
+    parts = {"kube-system": {"k8s-app": "kube-proxy"}, "kube-flannel": {nodes.NETWORK_LABEL: "flannel"}}
     here = [
-        {"metadata": {"name": f"p{n}", "labels": labels}, "spec": {"nodeName": "worker-1"}, "status": {}}
-        for n, labels in enumerate(parts)
+        {
+            "metadata": {"name": f"p{n}", "namespace": space, "labels": labels},
+            "spec": {"nodeName": "worker-1"},
+            "status": {},
+        }
+        for n, (space, labels) in enumerate(parts.items())
     ]
+    # Users of any namespace may give their pods these labels.
+    ill = {"containerStatuses": [{"state": {"waiting": {"reason": "CrashLoopBackOff"}}}]}
+    for labels in parts.values():
+        theirs = {"name": "theirs", "namespace": "lab", "labels": labels}
+        here.append({"metadata": theirs, "spec": {"nodeName": "worker-1"}, "status": ill})
     phases = iter(["Pending", "Succeeded"])
     asked: list[str] = []
 
@@ -194,7 +203,7 @@ def test_a_node_is_proven_step_by_step_and_nothing_else_is_asked_for(monkeypatch
             if "kube-dns" in str(query):
                 return {"items": [pod_with(conditions=ready)]}
             if len([line for line in asked if "fieldSelector" in line]) > 1:
-                for pod in here:
+                for pod in here[:2]:
                     pod["status"] = {"conditions": ready}
             return {"items": here}
 
@@ -216,11 +225,14 @@ def test_a_network_that_dies_is_the_cause_of_what_happens_to_the_probe(monkeypat
     node = {**NODE, "status": {**NODE["status"], "conditions": ready}}
     restarts = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}}
 
-    def pod(name: str, labels: dict[str, str]) -> dict[str, Any]:
-        meta = {"name": name, "namespace": "kube-flannel", "labels": labels}
+    def pod(name: str, space: str, labels: dict[str, str]) -> dict[str, Any]:
+        meta = {"name": name, "namespace": space, "labels": labels}
         return {"metadata": meta, "spec": {"nodeName": "worker-1"}, "status": {"conditions": ready}}
 
-    here = [pod("proxy", {"k8s-app": "kube-proxy"}), pod("flannel", {nodes.NETWORK_LABEL: "flannel"})]
+    here = [
+        pod("proxy", "kube-system", {"k8s-app": "kube-proxy"}),
+        pod("flannel", "kube-flannel", {nodes.NETWORK_LABEL: "flannel"}),
+    ]
 
     class Api:
         def call(self, verb: str, *_: object) -> None:

@@ -253,6 +253,24 @@ def test_a_new_control_plane_has_its_settings(machine: ControlPlane) -> None:
     assert not list(machine.root.glob("gpunodes-expected-*")), "nothing is left"
 
 
+def test_what_an_upgrade_takes_away_from_the_manifests_of_others(machine: ControlPlane) -> None:
+    """Of what kubeadm's configuration has nothing: free arguments, fixed ones, and volumes are written again."""
+    pod = yaml.safe_load(machine.text("kube-apiserver"))
+    machine.stored["scheduler"] = extra(v="3")
+    machine.write("kube-scheduler", yaml.safe_load(machine.written(machine.stored)["kube-scheduler"]))
+    assert compared.lost({}, compared.own_client()) == []
+    pod["spec"]["containers"][0]["command"] += ["--audit-log-path=/var/log/audit"]
+    pod["spec"]["priority"] = 7
+    machine.write("kube-apiserver", pod)
+    found = compared.lost({}, compared.own_client())
+    assert [(each.component, each.name) for each in found] == [
+        ("kube-apiserver", "--audit-log-path"),
+        ("kube-apiserver", "spec.priority"),
+    ]
+    # Patches of the settings are applied again.
+    assert len(compared.lost({"kube-apiserver0+strategic": {"spec": {"priority": 7}}}, compared.own_client())) == 1
+
+
 def test_a_changed_argument_is_shown_and_applied_once(machine: ControlPlane) -> None:
     given = wanted(scheduler={"v": "4"}, api={"v": "2"})
     assert texts(given) == [

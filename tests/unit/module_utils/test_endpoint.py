@@ -318,10 +318,12 @@ class Api:
                 ]
             }
         if path.endswith("/pods"):
+            assert path.split("/")[4] in {"kube-system", "kube-flannel"}, "users give their own pods any label"
             kind = "kube-proxy" if "kube-proxy" in query["labelSelector"] else "flannel"
             return {"items": [each for each in self.pods if each["metadata"]["name"].startswith(kind)]}
-        kind = path.rpartition("/")[2]
-        return {"items": [copy.deepcopy(each) for name, each in self.objects.items() if f"/{kind}/" in name]}
+        # Of all namespaces only to tell of those that are not changed.
+        kind = path if "/namespaces/" in path else path.rpartition("/")[2]
+        return {"items": [copy.deepcopy(each) for name, each in self.objects.items() if f"{kind}/" in name]}
 
     def call(self, _: str, path: str, body: Mapping[str, Any], *__: Any) -> Any:
         if len(self.patches) >= self.fails_at:
@@ -383,6 +385,16 @@ def test_a_move_that_is_killed_anywhere_is_completed_by_the_next_one(steps: int,
     assert moved(api)
     assert moved(api, check=True) == []
     assert sorted(api.patches) == ["cluster-info", "flannel", "kube-proxy", "kube-proxy", "kubeadm-config"]
+
+
+def test_what_users_label_as_the_network_is_neither_changed_nor_waited_for(api: Api) -> None:
+    """A user of one namespace could stop the move of the endpoint, and have the pods there deleted again and again."""
+    theirs = copy.deepcopy(api.daemonset("flannel"))
+    theirs["metadata"] = {"name": "theirs", "namespace": "lab", "resourceVersion": "1"}
+    api.objects["/apis/apps/v1/namespaces/lab/daemonsets/theirs"] = theirs
+    moved(api)
+    assert "theirs" not in api.patches
+    assert cluster_endpoint.others(api, NEW) == ["DaemonSet lab/theirs"]  # type: ignore[arg-type]  # as above
 
 
 def test_a_node_that_comes_back_is_moved_by_the_next_run(api: Api) -> None:

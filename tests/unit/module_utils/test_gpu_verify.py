@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import gpu_cluster, gpu_verify, kube_api, pools
+from gpunodes.ansible.module_utils import devices, gpu_cluster, gpu_verify, kube_api, pools
 from gpunodes.ansible.module_utils.cluster.nodes import GPU_BOOT, describe
 from gpunodes.ansible.module_utils.problem import MachineProblem
 
@@ -105,6 +105,22 @@ def test_a_node_does_not_get_rid_of_the_taint_that_says_what_is_wrong_with_it(ke
     assert patch["spec"]["taints"] == [wrong]
 
 
+@pytest.mark.parametrize(
+    "key", ["node-restriction.kubernetes.io/tenant", "node-role.kubernetes.io/control-plane", "x.k8s.io/y"]
+)
+def test_a_node_does_not_get_rid_of_a_label_that_it_may_not_change(key: str) -> None:
+    """As it may annotate itself, gpunodes removed for it what the admission plugin NodeRestriction keeps."""
+    claims = node({key: "a", "team": "b"}, [], {"labels": [key, "team"], "taints": []})
+    assert pools.managed(claims)["labels"] == {"team": "b"}
+    patch = pools.patch_of(claims, {}, [])
+    assert patch is not None
+    assert patch["metadata"]["labels"] == {"team": None}
+    # Settings may have it: then it is set, as any other.
+    patch = pools.patch_of(claims, {key: "c"}, [])
+    assert patch is not None
+    assert patch["metadata"]["labels"][key] == "c"
+
+
 def test_what_is_right_is_left_alone_and_what_was_ours_goes() -> None:
     ours = {"labels": ["gpunodes.dev/pool"], "taints": ["nvidia.com/gpu:NoSchedule"]}
     right = node({"gpunodes.dev/pool": "x", "team": "a"}, [THEIRS, TAINT], ours)
@@ -173,7 +189,9 @@ class Api:
             return {"message": self.log}
         if "labelSelector" in query and "job-name" in query["labelSelector"]:
             return {"items": [{"metadata": {"name": "p"}, "status": {"phase": "Succeeded"}}]}
-        return {"items": [] if path.endswith("/events") else self.pods}
+        spaces = {"lab", "kube-system"} if path == "/api/v1/pods" else {path.split("/")[4]}
+        pods = [each for each in self.pods if each["metadata"]["namespace"] in spaces]
+        return {"items": [] if path.endswith("/events") else pods}
 
     def call(self, method: str, path: str, body: Any, *_: object) -> Any:
         self.calls.append((method, path))
@@ -214,7 +232,7 @@ def test_a_node_is_proven_by_a_job_that_gets_one_gpu(monkeypatch: pytest.MonkeyP
 def test_the_devices_of_a_plugin_that_leaves_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a change of gpunodes_gpu_sharing the kubelet may still offer what the plugin before offered."""
     plugin = pod("plugin-1", "Running") | {"spec": {"containers": [], "nodeName": "gpu-1"}}
-    plugin["metadata"]["labels"] = {"gpunodes.dev/sharing": "time-slicing-2"}
+    plugin["metadata"] |= {"namespace": "kube-system", "labels": {"gpunodes.dev/sharing": "time-slicing-2"}}
     api = Api(4, plugin)
     fact = "allocatable nvidia.com/gpu: 4; pod plugin-1 of the device plugin is being replaced, after 0 s"
     assert levels(monkeypatch, api, 0.05) == [("kubelet", "failed", fact)]
@@ -222,6 +240,9 @@ def test_the_devices_of_a_plugin_that_leaves_do_not_count(monkeypatch: pytest.Mo
     assert levels(monkeypatch, api)[0] == ("kubelet", "ok", "allocatable nvidia.com/gpu: 4")
     plugin["metadata"]["deletionTimestamp"] = "2026-11-26T10:00:00Z"
     assert levels(monkeypatch, api, 0.05) == [("kubelet", "failed", fact)]
+    # Users of any namespace may give their pods the plugin's label.
+    plugin["metadata"]["namespace"] = "lab"
+    assert levels(monkeypatch, api)[0] == ("kubelet", "ok", "allocatable nvidia.com/gpu: 4")
 
 
 def test_a_job_whose_devices_are_gone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +319,12 @@ def test_the_cluster_tells_what_is_ours() -> None:
     made["metadata"]["annotations"][GPU_BOOT] = "b"
     told = describe(made, [])
     assert (told["gpus"], told["gpus_verified"], told["managed"]["labels"]) == (8, True, {"gpunodes.dev/pool": "x"})
+    assert told["plugin_away"] is False
+    made["metadata"]["labels"] |= {devices.COUNT: "8"}
+    assert describe(made, [])["plugin_away"] is True, "a command took it"
+    made["metadata"]["labels"] |= pools.with_plugin(made)["labels"]
+    assert describe(made, [])["plugin_away"] is False
+    assert pools.with_plugin(made) == {}
 
 
 def test_mig_instances_are_offered_exactly_as_the_layout_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ from gpunodes.ansible.module_utils import (
 from gpunodes.ansible.module_utils.certificates import Certificate
 from gpunodes.ansible.module_utils.cluster import (
     addons,
-    kubelet_gates,
+    kubelet_settings,
     nodes,
     optional,
     readiness,
@@ -959,8 +959,8 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
 
 
 def read_for_upgrade(machine: Machine) -> dict[str, Any]:
-    def read(sources: upgrade_facts.Sources, cluster: bool) -> dict[str, Any]:
-        return {"url": sources.url, "cluster": cluster}
+    def read(sources: upgrade_facts.Sources, cluster: bool, patches: dict[str, Any]) -> dict[str, Any]:
+        return {"url": sources.url, "cluster": cluster, "patches": patches}
 
     machine.monkeypatch.setattr(upgrade_facts, "read", read)
     return {"url": "http://mirror/", "cluster": True}
@@ -986,9 +986,9 @@ def control_plane_drift(machine: Machine) -> dict[str, Any]:
     return {"configuration": {}, "patches": {"etcd+merge": {}}}
 
 
-def read_gates(machine: Machine) -> dict[str, Any]:
-    machine.monkeypatch.setattr(kubelet_gates, "report", lambda: {"nodes": {"worker-1": {"AllBeta": True}}})
-    return {}
+def read_kubelets(machine: Machine) -> dict[str, Any]:
+    machine.monkeypatch.setattr(kubelet_settings, "report", lambda fields: {"nodes": {"worker-1": list(fields)}})
+    return {"fields": ["maxPods"]}
 
 
 def os_pending(machine: Machine) -> dict[str, Any]:
@@ -1005,7 +1005,7 @@ READING: dict[str, Prepare] = {
     "gpu_probe": gpu_probe,
     "host_diff": host_diff,
     "host_facts": host_facts,
-    "kubelet_gates": read_gates,
+    "kubelet_settings": read_kubelets,
     "nfs_unmounted": lambda _: {"shares": ["nas.example:/export/training"]},
     "os_pending": os_pending,
     "addon_pending": addon_pending,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import kube_api
 from gpunodes.ansible.module_utils.cluster import optional
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 VERBS = ["list", "delete"]
 LABELS = {optional.LABEL: "metrics-server"}
@@ -35,6 +36,60 @@ class Cluster:
 
     def delete(self, path: str) -> None:
         self.deleted.append(path)
+
+
+def test_what_users_of_other_namespaces_label_is_not_of_the_add_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an add-on's label a user of one namespace could stop its installation, and have an object listed as it."""
+    waits = {"status": {}, "spec": {"replicas": 1, "selector": {"matchLabels": {}}}}
+    ready = {"status": dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas"), 1), "spec": {"replicas": 1}}
+
+    def labelled(space: str, name: str = "metrics-server") -> dict[str, Any]:
+        return {"metadata": {"name": "x", "namespace": space, "labels": {optional.LABEL: name}}}
+
+    class Spaces(Cluster):
+        def get(self, path: str, **_: str) -> Any:
+            if path == "/api/v1/namespaces":
+                return {"items": [{"metadata": {"name": "own", "labels": LABELS}}]}
+            if path == "/apis/apps/v1/deployments":
+                own = [labelled(space) | ready for space in ("kube-system", "own")]
+                return {"items": [labelled("lab") | waits, *own, labelled("lab", "monitoring") | waits]}
+            return self.answers.get(path, {"items": []})
+
+        def find(self, path: str) -> Any:
+            listed = {"items": [labelled("lab"), labelled("own"), labelled("kube-system")]}
+            return listed if "?labelSelector=" in path else self.answers.get(path)
+
+    cluster = Spaces()
+    services = {"name": "services", "kind": "Service", "namespaced": True, "verbs": VERBS}
+    cluster.answers["/api/v1"]["resources"] = [services]
+    monkeypatch.setattr(kube_api, "admin", lambda: cluster)
+    monkeypatch.setattr(optional, "_POLL_S", 0)
+    optional.wait("metrics-server", {}, 0)
+    assert optional.installed() == {"metrics-server": ""}
+    optional.down("metrics-server", (), check=False)
+    assert sorted(cluster.deleted) == [f"/api/v1/namespaces/{space}/services/x" for space in ("kube-system", "own")]
+
+
+@pytest.mark.parametrize("space", ["lab", None])
+def test_objects_that_would_not_count_are_refused(monkeypatch: pytest.MonkeyPatch, space: str | None) -> None:
+    cluster = Cluster()
+    cluster.answers["/api/v1"] = {
+        "resources": [
+            {"name": "namespaces", "kind": "Namespace", "namespaced": False},
+            {"name": "services", "kind": "Service", "namespaced": True},
+        ]
+    }
+    monkeypatch.setattr(kube_api, "admin", lambda: cluster)
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "x", **({"namespace": space} if space else {})},
+    }
+    own = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "own"}}
+    with pytest.raises(
+        MachineProblem, match=f"in the namespace {space or 'default'}, which its objects do not contain"
+    ):
+        optional.up([own, service], "kueue", "v1", check=True)
 
 
 def test_what_a_node_labels_itself_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import lzma
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import source_versions
+from gpunodes.ansible.module_utils import image_query, source_versions, upgrade_facts
 from gpunodes.ansible.module_utils.problem import MachineProblem
 
 # As in developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/, shortened.
@@ -111,3 +114,39 @@ def test_a_source_that_cannot_be_read(source: str, tmp_path: Path, name: str, co
         (tmp_path / "InRelease").unlink(missing_ok=True)
     with pytest.raises(MachineProblem):
         source_versions.read(url, NAMES)
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"], ids=["head", "body"])
+def test_a_source_that_answers_byte_by_byte_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
+    """A limit for each byte let a source, or who is in between, keep every command for days."""
+    for each in (source_versions, upgrade_facts, image_query):
+        monkeypatch.setattr(each, "_WHOLE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip(connected: socket.socket) -> None:
+            with connected, contextlib.suppress(OSError):
+                connected.sendall(begin)
+                while True:
+                    connected.sendall(b"H")
+                    time.sleep(0.1)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=drip, args=server.accept()[:1], daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(MachineProblem, match="no complete response within"):
+            source_versions.read(f"{url}/InRelease", ["x"])
+        with pytest.raises(TimeoutError):
+            upgrade_facts._fetched(f"{url}/Packages", None)
+        if not begin:
+            assert "no complete response" in image_query.missing(["x/a:1"], {"x": url}, None)[1]
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hosts", "ftp://127.0.0.1/x"])
+def test_an_index_is_fetched_over_http_only(url: str) -> None:
+    """An index names the address of the next one."""
+    with pytest.raises(MachineProblem, match="http or https"):
+        upgrade_facts._fetched(url, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import facts, kube_api, ledger, packages, upgrade_facts, upgrade_fetch
+from gpunodes.ansible.module_utils import containers, facts, kube_api, ledger, packages, upgrade_facts, upgrade_fetch
 from gpunodes.ansible.module_utils.cluster import upgraded
 from gpunodes.ansible.module_utils.host import images, installation, services
 from gpunodes.ansible.module_utils.host.converge import converge
@@ -152,13 +153,12 @@ def test_a_worker_is_complete_when_its_kubelet_is(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("role", "kubeadm", "joined", "target", "words"),
+    ("role", "kubeadm", "target", "words"),
     [
-        (None, "1.36.3", True, "1.36.3", "is not a node"),
-        ("worker", "1.36.3", False, "1.36.3", "gpunodes did not make"),
-        ("worker", "1.35.4", True, "1.36.3", "kubeadm 1.35.4 is installed"),
-        ("worker", "1.36.3", True, "1.34.1", "a downgrade is not possible"),
-        ("control_plane", "1.36.3", True, "1.34.1", "a downgrade is not possible"),
+        (None, "1.36.3", "1.36.3", "is not a node"),
+        ("worker", "1.35.4", "1.36.3", "kubeadm 1.35.4 is installed"),
+        ("worker", "1.36.3", "1.34.1", "a downgrade is not possible"),
+        ("control_plane", "1.36.3", "1.34.1", "a downgrade is not possible"),
     ],
 )
 def test_what_is_refused_changes_nothing(
@@ -166,16 +166,37 @@ def test_what_is_refused_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     role: str | None,
     kubeadm: str,
-    joined: bool,
     target: str,
     words: str,
 ) -> None:
     node = Node(tmp_path, monkeypatch, role, "1.35.4")
     node.installed["kubeadm"] = kubeadm
-    ledger.Ledger(kubeadm="join done" if joined else "").save()
     with pytest.raises(MachineProblem, match=words):
         node.upgrade(target=target)
     assert (node.runs, ledger.load().upgrade) == ([], "")
+
+
+def test_a_node_that_others_made_is_upgraded_and_stays_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset must go on refusing it: its ledger does not say that gpunodes joined it."""
+    node = Node(tmp_path, monkeypatch, "control_plane", "1.35.4")
+    Path(ledger.PATH).unlink()
+    assert node.upgrade() == ["kubeadm upgrade apply"]
+    found = ledger.load()
+    assert (found.kubeadm, found.upgrade, found.kubelet_before) == ("", "", "1.35.4")
+    assert node.upgrade() == []
+
+
+def test_programs_that_no_package_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their paths: /usr/local/bin comes before the packages' /usr/bin."""
+    places = {"kubelet": "/usr/bin/kubelet", "kubeadm": "/usr/bin/kubeadm"}
+    monkeypatch.setattr(shutil, "which", lambda name, path: places.get(name))
+    assert upgrade_facts._unpackaged() == []
+    del places["kubeadm"]
+    assert upgrade_facts._unpackaged() == []
+    places |= {"kubeadm": "/usr/local/bin/kubeadm", "kubelet": "/usr/local/bin/kubelet"}
+    assert upgrade_facts._unpackaged() == ["kubeadm", "kubelet"]
+    del places["kubelet"]
+    assert upgrade_facts._unpackaged() == ["kubeadm", "kubelet"]
 
 
 def test_versions_in_manifests_and_configurations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +209,9 @@ def test_versions_in_manifests_and_configurations(tmp_path: Path, monkeypatch: p
         "containerd",
         "node-ip",
     ]
+    extra = "KUBELET_EXTRA_ARGS=--containerd=x --feature-gates=A=true,B=false\n"
+    assert upgrade_facts.kubelet_arguments(extra) == ["containerd", "feature-gates"]
+    assert upgrade_facts.argument_gates(extra) == {"A": True, "B": False}
     config = 'cgroupDriver: systemd\nfeatureGates:\n  A: true\n  "B": false\nkind: KubeletConfiguration\n  C: true\n'
     assert upgrade_facts.kubelet_gates(config) == {"A": True, "B": False}
     assert upgrade_facts.kubelet_gates("featureGates: {}\nx:\n  A: true\n") == {}
@@ -316,6 +340,31 @@ def test_fetching_installs_and_restarts_nothing(manager: Packages, monkeypatch: 
     manager.removes = ["docker.io"]
     with pytest.raises(MachineProblem, match=r"would remove docker\.io"):
         upgrade_fetch.fetch(Spec(packages=(RequestedPackage("kubectl", "1.36.*", replace=True),)), [], 60, check=False)
+
+
+def test_an_image_comes_by_a_mirror_that_only_the_runtime_knows(
+    manager: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mark of the pull that failed is removed: the image would count as interrupted."""
+    del manager
+    present: set[str] = set()
+    asked: list[Sequence[str]] = []
+
+    def crictl(argv: Sequence[str], _: float) -> CommandResult:
+        asked.append(argv)
+        present.add(argv[1])
+        return CommandResult(argv, 0, "", "")
+
+    monkeypatch.setattr(images, "_FETCHES", str(tmp_path))
+    mark = Path(images._mark("registry.k8s.io/a:1"))
+    mark.write_text("boot")
+    monkeypatch.setattr(images, "lister", lambda: lambda name: name in present and not mark.exists())
+    monkeypatch.setattr(images, "pull", lambda name, _: CommandResult([name], 1, "", "no route to host"))
+    monkeypatch.setattr(images, "run", lambda argv: CommandResult(argv, 0, "", ""))
+    monkeypatch.setattr(containers, "crictl", crictl)
+    upgrade_fetch.fetch(Spec(), ["registry.k8s.io/a:1"], 60, check=False)
+    assert asked == [["pull", "registry.k8s.io/a:1"]]
+    assert not mark.exists()
 
 
 class Api:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -118,6 +119,24 @@ def test_the_token_goes_to_a_terminal_only(
     assert call(monkeypatch, inventory, is_terminal=False) == ExitCode.WRONG_INPUT
     assert "the output is not a terminal" in capsys.readouterr().err
     assert cluster.requests == []
+
+
+def test_a_program_reads_one_line(
+    inventory: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Cluster(monkeypatch)
+    assert call(monkeypatch, inventory, "--json", "--no-browser", is_terminal=False) == ExitCode.DONE
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == 1
+    assert json.loads(shown.out) == {
+        "schema": "gpunodes.tunnel/1",
+        "url": "http://127.0.0.1:4466",
+        "port": 4466,
+        "token": TOKEN,
+        "token_end": 1795656600.0,
+    }
+    assert TOKEN not in shown.err
+    assert opened == []
 
 
 GOOD = {"token": TOKEN, "expirationTimestamp": END}

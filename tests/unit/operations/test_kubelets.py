@@ -1,8 +1,9 @@
-"""Feature gates of kubelets in `status`, `preflight` and `upgrade plan`; the plays are stand-ins."""
+"""Settings of kubelets in `status`, `preflight` and `upgrade plan`; the plays are stand-ins."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from gpunodes.engine import runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations import preflight, status
-from gpunodes.planner.drift import MachineDrift
-from gpunodes.planner.kubelet_drift import Kubelet, compare
+from gpunodes.planner.drift import DriftDifference, MachineDrift
+from gpunodes.planner.kubelet_drift import compare
+from gpunodes.planner.kubelet_layers import FIELDS, Kubelet
 from gpunodes.settings import resolve
 from gpunodes.views import drift as view
 
@@ -24,7 +26,11 @@ from tests.stand_ins import Silent
 NODES = {"control-1": 1, "worker-1": 2, "worker-2": 3, "foreign": 9}
 INVENTORY = """
 all: {vars: {gpunodes_feature_gates: {AllBeta: true}}}
-control_plane: {hosts: {control-1: {ansible_host: 10.0.0.1}}}
+control_plane:
+  hosts:
+    control-1:
+      ansible_host: 10.0.0.1
+      gpunodes_kubeadm_patches: {kubeletconfiguration+merge: {maxPods: 250}}
 workers:
   hosts:
     worker-1: {ansible_host: 10.0.0.2}
@@ -39,13 +45,27 @@ class Playing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, report: object) -> None:
         self.report = report
         self.asked: list[tuple[str, Any]] = []
+        self.fields: list[Any] = []
+        self.certificates: list[dict[str, Any]] = []
+        self.more: list[tuple[str, str, Mapping[str, Any]]] = []
         monkeypatch.setattr(runner, "run", self.run)
 
     def run(self, play: runner.Play, folder: Path, on_event: Callable[[Event], None], *_: Any) -> runner.PlayResult:
         reads = play.playbook == "status.yml" or (play.variables or {}).get("facts_kubelets")
         self.asked.append((play.playbook, reads))
+        self.fields.append((play.variables or {}).get("kubelet_fields"))
         own: list[tuple[str, str, Mapping[str, Any]]] = [
-            ("control-1", "status" if play.playbook == "status.yml" else "cluster", {"cluster": cluster_report(NODES)})
+            (
+                "control-1",
+                "status" if play.playbook == "status.yml" else "cluster",
+                {
+                    "cluster": {
+                        **cluster_report(NODES),
+                        **({"certificates": self.certificates} if self.certificates else {}),
+                    }
+                },
+            ),
+            *self.more,
         ]
         if play.playbook == "facts.yml":
             own += [
@@ -53,9 +73,9 @@ class Playing:
                 for name in play.variables["facts_wanted"]  # type: ignore[index]  # preflight gives it
             ]
         if reads and self.report is not None:
-            own += [("control-1", "cluster", {"kubelet_gates": self.report})]
+            own += [("control-1", "cluster", {"kubelet_settings": self.report})]
             # Nobody but the control plane that was chosen reports it.
-            own += [("worker-1", "cluster", {"kubelet_gates": {**NONE, "problem": "evil"}})]
+            own += [("worker-1", "cluster", {"kubelet_settings": {**NONE, "problem": "evil"}})]
         for machine, role, result in own:
             on_event(TaskEnded(machine, role, "Read", Outcome.UNCHANGED, 1.0, result))
         return runner.PlayResult(ok=True, interrupted=False, log=folder / "stdout")
@@ -69,12 +89,29 @@ def inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inventory:
 
 
 SET = {"AllBeta": True}
+LIMIT = resolve({})["gpunodes_pod_pids_limit"]
+
+
+def shown(gates: dict[str, bool], limit: int = LIMIT) -> dict[str, str]:
+    """As the module reports a kubelet; a control plane is to have the maximum of pods of a patch."""
+    return {"featureGates": json.dumps(gates), "podPidsLimit": str(limit), "maxPods": "110"}
+
+
 DIFFERENT = {
     **NONE,
-    "nodes": {"control-1": SET, "worker-1": {"AllBeta": False}, "worker-2": SET, "foreign": {"AllAlpha": True}},
+    "nodes": {
+        "control-1": shown(SET),
+        "worker-1": shown({"AllBeta": False}, 7),
+        "worker-2": shown(SET),
+        "foreign": shown({"AllAlpha": True}),
+    },
 }
 TEXTS = {
-    "worker-1": ["kubelet feature gate AllBeta is false, the settings say true"],
+    "control-1": ["kubelet maxPods is 110, the settings say 250; the next `gpunodes upgrade` applies it"],
+    "worker-1": [
+        "kubelet feature gate AllBeta is false, the settings say true",
+        f"kubelet podPidsLimit is 7, the settings say {LIMIT}",
+    ],
     "worker-2": [
         "kubelet feature gate AllBeta is true, neither the settings nor the cluster set it",
         "kubelet feature gate ContainerCheckpoint is not set, the settings say false",
@@ -84,17 +121,18 @@ TEXTS = {
 
 
 def test_status_lists_kubelets_that_differ(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
-    Playing(monkeypatch, DIFFERENT)
+    playing = Playing(monkeypatch, DIFFERENT)
     found = status.run(inventory, Silent())
+    assert playing.fields == [sorted({*FIELDS, "maxPods"})]
     assert {each.machine: [one.text for one in each.differences] for each in found.drift} == TEXTS
     assert not any(each.pending for each in found.drift)
-    assert [warning for warning in found.warnings if "gates" in warning] == []
+    assert [warning for warning in found.warnings if "settings" in warning] == []
 
 
 def test_what_status_prints(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Playing(monkeypatch, {**DIFFERENT, "silent": {"control-1": "no complete answer within 4 s"}})
+    Playing(monkeypatch, {**DIFFERENT, "silent": {"worker-2": "no complete answer within 4 s"}})
     for more in ([], ["--json"]):
         monkeypatch.setattr("sys.argv", ["gpunodes", "status", "-i", str(inventory.path), *more])
         with pytest.raises(SystemExit) as ended:
@@ -103,12 +141,13 @@ def test_what_status_prints(
         assert ended.value.code in {None, 0}
         if more:
             document = json.loads(out)
-            assert [one["kind"] for each in document["drift"] for one in each["differences"]] == ["kubelet"] * 3
+            kinds = [one["kind"] for each in document["drift"] for one in each["differences"]]
+            assert kinds == ["upgrade", "kubelet", "kubelet", "kubelet", "kubelet"]
         else:
             assert "drift: worker-1: kubelet feature gate AllBeta is false, the settings say true\n" in out
             assert "`gpunodes up` applies the kubelets' settings" in out
             assert "rollout apply" not in out
-            assert "warning: 1 kubelet did not report feature gates: control-1 (control-1: no complete" in out
+            assert "warning: the settings of 1 kubelet were not read: worker-2 (worker-2: no complete" in out
 
 
 @pytest.mark.parametrize(
@@ -120,8 +159,8 @@ def test_a_report_that_cannot_be_used_is_a_warning(
     Playing(monkeypatch, report)
     found = status.run(inventory, Silent())
     assert found.drift == []
-    [warning] = [each for each in found.warnings if "gates" in each]
-    assert warning.startswith("the feature gates of the kubelets are unknown: ")
+    [warning] = [each for each in found.warnings if "settings" in each]
+    assert warning.startswith("the settings of the kubelets are unknown: ")
     assert "evil" not in warning
 
 
@@ -129,9 +168,12 @@ def test_preflight_warns_of_the_machines_that_were_named(inventory: Inventory, m
     playing = Playing(monkeypatch, DIFFERENT)
     machines = [machine for machine in inventory.machines() if machine.name != "worker-2"]
     found = [each for each in preflight.run(inventory, machines, Silent()).findings if each.check == "drift"]
-    text = f"settings of the kubelet differ from the running one: {TEXTS['worker-1'][0]}"
-    remedy = "`gpunodes up` applies them, `gpunodes status` lists all"
-    assert [(each.machine, str(each.problem)) for each in found] == [("worker-1", f"{text}; {remedy}")]
+    text = "settings of the kubelet differ from the running one"
+    remedy = "`gpunodes status` lists all"
+    assert [(each.machine, str(each.problem)) for each in found] == [
+        ("control-1", f"{text}: {TEXTS['control-1'][0]}; {remedy}"),
+        ("worker-1", f"{text}: {'; '.join(TEXTS['worker-1'])}; `gpunodes up` applies them, {remedy}"),
+    ]
     assert all(reads for _, reads in playing.asked)
 
 
@@ -143,10 +185,44 @@ def test_runs_that_apply_it_do_not_read_it(inventory: Inventory, monkeypatch: py
     assert preflight.drift_findings(seen) == []
 
 
+def test_status_warns_of_certificates_and_shows_who_has_the_virtual_address(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A certificate is warned of in the last 30 days."""
+    text = inventory.path.read_text().replace("{gpunodes_f", "{gpunodes_control_plane_vip: 10.0.0.9, gpunodes_f")
+    inventory.path.write_text(text)
+    playing = Playing(monkeypatch, NONE)
+    ends = {"apiserver": 29, "front-proxy-client": 31}
+    playing.more = [("control-1", "status", {"has_virtual_address": True})]
+    playing.certificates = [
+        {
+            "name": name,
+            "path": f"/etc/kubernetes/pki/{name}.crt",
+            "subject": name,
+            "not_after": int(time.time()) + days * 86400 + 60,
+            "problem": "",
+            "renewal": "renew",
+        }
+        for name, days in ends.items()
+    ]
+    monkeypatch.setattr("sys.argv", ["gpunodes", "status", "-i", str(inventory.path)])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert "virtual address 10.0.0.9: control-1\n" in out
+    assert "warning: control-1: the certificate apiserver ends" in out
+    assert "gpunodes certs renew" in out
+    assert "front-proxy-client" not in out
+
+
 def test_many_equal_kubelets_are_one_line() -> None:
     settings = resolve({"gpunodes_feature_gates": SET})
+    upgraded = MachineDrift(
+        "cp-2", [DriftDifference("kubelet", "maxPods", "1", "2", "upgrade", "kubelet maxPods is 1")]
+    )
+    assert view.lines([upgraded]) == "drift: cp-2: kubelet maxPods is 1", "it says itself what applies it"
     kubelets = [Kubelet(f"w-{number}", f"w-{number}", "v1.36.3", False, settings) for number in range(500)]
-    found = compare({**NONE, "nodes": {each.node: {} for each in kubelets}}, kubelets)
+    found = compare({**NONE, "nodes": {each.node: shown({}) for each in kubelets}}, kubelets)
     assert view.lines([*found.machines, MachineDrift("cp-1", unverified=True)]).splitlines() == [
         "drift: cp-1: an earlier change of its settings is not verified yet",
         "drift: w-0, w-1, w-2 and 497 more: kubelet feature gate AllBeta is not set, the settings say true",
@@ -166,5 +242,5 @@ def test_why_a_kubelet_did_not_respond_is_short_and_printable(
         main()
     lines = capsys.readouterr().out.splitlines()
     assert all(line.isprintable() for line in lines)
-    [warning] = [line for line in lines if "feature gates" in line]
+    [warning] = [line for line in lines if "not read" in line]
     assert len(warning) < 500

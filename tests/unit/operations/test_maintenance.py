@@ -24,6 +24,7 @@ from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
 from gpunodes.views import maintenance as views
 
+from tests.hostile import cluster_report
 from tests.repair_fleet import Fleet, fleet, hurry, resume, run
 
 NOW = 1_800_000_000.0
@@ -292,6 +293,13 @@ def test_status_shows_it() -> None:
     assert reasons[0] == "in maintenance: disk swap, by ann@desk"
     assert reasons[1].startswith("its maintenance has expired, it is cordoned: disk swap")
     assert reasons[2] == "cordoned"
+
+
+def test_status_names_a_node_whose_device_plugin_is_away() -> None:
+    found = {**cluster_report({"gpu-1": 1})["nodes"][0], "plugin_away": True}
+    [node] = status.assemble([], {"endpoint": "", "version": "", "nodes": [found]}).nodes
+    assert node.reason.startswith("its GPUs are not offered while a command works on the driver; if none does")
+    assert "`gpunodes uncordon gpu-1`" in node.reason
 
 
 def test_the_plan_of_a_repair_shows_it() -> None:

@@ -236,6 +236,7 @@ class Opened:
     """A tunnel that the user ends with Ctrl-C."""
 
     url = HERE
+    port = 8888
 
     def __init__(self) -> None:
         self.pages: list[tuple[str, int, str]] = []
@@ -284,6 +285,20 @@ def test_the_browser_gets_a_file_that_only_the_user_reads(
     }
     assert files_with(TOKEN, tmp_path) == []
     assert f"{HERE}/lab until Ctrl-C\n" in done.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--no-browser",)])
+def test_a_program_reads_one_line_without_the_token(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]
+) -> None:
+    monkeypatch.setenv("DISPLAY", ":0")
+    done = run("open", "--json", *words)
+    assert done.exception is None
+    assert done.stdout.count("\n") == 1
+    found = json.loads(done.stdout)
+    assert (found["schema"], found["url"], found["port"]) == ("gpunodes.tunnel/1", f"{HERE}/lab", 8888)
+    assert (found["name"], found["browser"], TOKEN in done.output) == ("notebook", not words, False)
+    assert len(opened.pages) == (not words)
 
 
 @pytest.mark.parametrize(("words", "display"), [((), ""), (("--no-browser",), ":0")])

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import pytest
+from gpunodes.ansible.module_utils import devices, pools
 from gpunodes.engine import records
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.operations.rolling import abandon, running, status
@@ -215,6 +216,58 @@ def test_abandon_marks_a_node_that_is_not_healthy() -> None:
     assert "its kubelet is not ready" in node["metadata"]["annotations"]["gpunodes.dev/needs-repair"]
     assert not {name for name in node["metadata"]["annotations"] if "rollout" in name}
     assert place.api.leases == {}
+
+
+def without_plugin(place: Fleet, name: str) -> dict[str, Any]:
+    """A node from which a command that was killed took the device plugin: it offers no GPUs."""
+    node = place.api.nodes[name]
+    node["metadata"]["labels"] |= {"gpunodes.dev/gpu-count": "8", "gpunodes.dev/pool": "a"}
+    node["metadata"]["annotations"][pools.MANAGED] = '{"labels": ["gpunodes.dev/pool"], "taints": ["a:NoSchedule"]}'
+    node["status"]["allocatable"] = {"nvidia.com/gpu": "0"}
+    return node
+
+
+def plugin_returns(place: Fleet, name: str, after: int = 3) -> None:
+    """The device plugin offers the GPUs some requests after its label is back."""
+    node, seen = place.api.nodes[name], []
+
+    def look(*_: str) -> None:
+        if devices.PLUGIN in node["metadata"]["labels"]:
+            seen.append(1)
+        if len(seen) >= after:
+            node["status"]["allocatable"] = {"nvidia.com/gpu": "8"}
+
+    place.api.before = look
+
+
+def test_abandon_brings_the_device_plugin_back_before_it_judges() -> None:
+    place = fleet(2)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    node = without_plugin(place, "w0")
+    plugin_returns(place, "w0")
+    result = abandon.abandon(place, lambda *_: None)
+    assert [each.why for each in result.machines] == ["its node was given back"]
+    assert node["metadata"]["labels"]["gpunodes.dev/gpu"] == "true"
+    assert pools.managed(node)["labels"].keys() == {"gpunodes.dev/gpu", "gpunodes.dev/pool"}
+    assert json.loads(node["metadata"]["annotations"][pools.MANAGED])["taints"] == ["a:NoSchedule"]
+    assert not node["spec"]["unschedulable"]
+
+
+def test_abandon_waits_for_the_device_plugin_only_so_long() -> None:
+    place = fleet(2)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    node = without_plugin(place, "w0")
+    assert abandon.abandon(place, lambda *_: None).exit_code is ExitCode.PARTLY
+    assert node["metadata"]["labels"]["gpunodes.dev/gpu"] == "true", "a repair verifies it"
+    assert "gpunodes.dev/needs-repair" in node["metadata"]["annotations"]
+
+
+def test_the_next_roll_out_brings_the_device_plugin_back() -> None:
+    place = fleet(1)
+    node = without_plugin(place, "w0")
+    plugin_returns(place, "w0")
+    assert outcomes(roll_out(place, MemoryWork(place))) == {"w0": RolloutOutcome.DONE}
+    assert node["metadata"]["labels"]["gpunodes.dev/gpu"] == "true"
 
 
 def test_abandon_needs_no_valid_record() -> None:

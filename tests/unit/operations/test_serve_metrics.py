@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import run
+
 INVENTORY = "workers: {hosts: {gpu-1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n"
 # The command has a lower limit for the interval.
 PROGRAM = """
@@ -121,8 +123,7 @@ def test_sigterm_ends_a_scan(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_ends_with_2(tmp_path: Path, words: list[str], message: str) -> None:
-    argv = ["-c", "from gpunodes.cli import main; main()", "serve-metrics", "-i", "hosts.yml", *words]
-    server = start(tmp_path, *argv)
-    output, _ = server.communicate(timeout=60)
-    assert server.returncode == 2
-    assert message in output
+    (tmp_path / "hosts.yml").write_text(INVENTORY)
+    done = run(tmp_path, "serve-metrics", "-i", "hosts.yml", *words)
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpunodes import cli
 from gpunodes.cli import main, terminal
 from gpunodes.engine import control_planes, runner
 from gpunodes.engine.fleet import InventoryFleet
@@ -131,6 +133,54 @@ NODES = [(name, Part.NODE) for name in ("cp-1", "cp-2", "w-1", "w-2")]
 def _roll(inventory: Inventory, plan: UpgradePlan, only: tuple[str, ...] = ()) -> list[RolloutResult]:
     machines = [each for each in inventory.machines() if not only or each.name in only]
     return upgrade.roll_out(InventoryFleet(inventory), plan, machines, RolloutOptions(), lambda *_: None)
+
+
+def test_a_rollback_installs_the_earlier_kubelet_and_nothing_else(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    played: list[tuple[str, Any, Any]] = []
+
+    def run(play: runner.Play, *_: Any) -> runner.PlayResult:
+        played.append((play.playbook, list(play.machines), list(play.tags)))
+        return runner.PlayResult(ok=True, interrupted=False, log=tmp_path / "stdout")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(runner, "run", run)
+    work, target = upgrades.Rollback(inventory), Target(Machine("w-1", "w-1", Role.WORKER))
+    work.prepare(target)
+    work.apply(target)
+    assert (played, work.verify(target)) == ([("upgrade.yml", ["w-1"], ["undo"])], "")
+
+
+def test_a_rollback_of_a_control_plane_is_refused_before_anything(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["gpunodes", "upgrade", "rollback", "w-1", "cp-1", "--yes", "-i", str(inventory.path)]
+    )
+    monkeypatch.setattr(commands, "roll_out", None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    assert "cp-1 is a control plane" in capsys.readouterr().err
+
+
+def test_every_command_that_drains_nodes_for_a_roll_out_has_all_its_options() -> None:
+    """`rollout apply` drains nothing, and control planes are one at a time."""
+    wanted = {"--wait-for-jobs", "--canary", "--soak", "--max-unavailable", "--only", "--yes"}
+    folder = Path(cli.__file__).parent
+    found = {path for path in folder.rglob("*.py") if "rollout_options.request(" in path.read_text()}
+    assert {str(path.relative_to(folder)) for path in found} == {
+        *(
+            f"{name}.py"
+            for name in ("gpu/upgrade/start", "operating_system/upgrade", "rollout/apply", "runtime/upgrade")
+        ),
+        *(f"upgrade/{name}.py" for name in ("rollback", "start")),
+    }
+    for path in found - {folder / "rollout/apply.py"}:
+        name = ".".join(path.relative_to(folder).with_suffix("").parts)
+        command = importlib.import_module(f"gpunodes.cli.{name}").command
+        assert wanted <= {option for parameter in command.params for option in parameter.opts}, name
 
 
 def test_control_planes_come_before_kubelets_and_the_add_ons_last(

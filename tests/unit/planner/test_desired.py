@@ -293,3 +293,18 @@ def test_the_filter_reports_all_conflicts_at_once() -> None:
     with pytest.raises(AnsibleFilterError, match="gpu-1: the driver branch '1' is unknown") as caught:
         filtered(request)
     assert "CUDA 99.9 is unknown" in str(caught.value)
+
+
+def test_an_upgrade_of_a_node_that_others_made_replaces_packages_of_kubernetes_only() -> None:
+    """Its runtime may get GPUs by its configuration, and its kubelet settings by files of its unit."""
+    facts = gpu_machine()
+    own = {**facts, "kubernetes": {**facts["kubernetes"], "role": "worker", "configured": False}}
+    wanted = state(own, target="1.36.3").wanted
+    assert {role for role, each in wanted.items() if each != spec.Spec()} == {"kubernetes"}
+    kubernetes = wanted["kubernetes"]
+    assert (kubernetes.files, kubernetes.directories, kubernetes.absent) == ((), (), ())
+    assert [(each.name, each.replace) for each in kubernetes.packages] == [("kubelet", True), ("kubeadm", True)]
+    assert [each.name for each in kubernetes.services] == ["kubelet"]
+    # `gpunodes up` converges it, and an upgrade of a node of gpunodes brings its configuration, too.
+    assert state(own).wanted["containerd"].files
+    assert state(facts, target="1.36.3").wanted["containerd"].files

@@ -1,33 +1,70 @@
-"""Drift of kubelets: which feature gates differ from the settings, in sentences."""
+"""Drift of kubelets: which settings differ from those of the machines, in sentences."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from gpunodes import settings
 from gpunodes.model import Severity
-from gpunodes.planner import drift, gates, kubelet_drift
+from gpunodes.planner import drift, gates, kubelet_drift, kubelet_layers
 from gpunodes.planner.drift import DriftDifference, MachineDrift
-from gpunodes.planner.kubelet_drift import Kubelet
+from gpunodes.planner.kubelet_layers import Kubelet
 
 from tests.hostile import ATTACKS
 
 PATCH = "kubeletconfiguration0+strategic"
 
 
-def kubelet(name: str = "w-1", *, version: str = "v1.36.3", gpus: bool = False, **given: Any) -> Kubelet:
+def kubelet(
+    name: str = "w-1",
+    *,
+    version: str = "v1.36.3",
+    gpus: bool = False,
+    control_plane: bool = False,
+    groups: tuple[str, ...] = (),
+    **given: Any,
+) -> Kubelet:
     made = settings.resolve({f"gpunodes_{key}": value for key, value in given.items()})
-    return Kubelet(name, f"node-{name}", version, gpus, made)
+    return Kubelet(name, f"node-{name}", version, gpus, made, control_plane, groups)
+
+
+def texts_of(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """The fields as the module reports them."""
+    return {name: json.dumps(value) for name, value in configuration.items()}
+
+
+LIMIT = settings.resolve({})["gpunodes_pod_pids_limit"]
 
 
 def report(*, cluster: Any = None, silent: Any = None, **nodes: Any) -> dict[str, Any]:
-    named = {f"node-{name.replace('_', '-')}": value for name, value in nodes.items()}
-    return {"problem": "", "cluster": cluster or {}, "nodes": named, "silent": silent or {}}
+    """A report of nodes by name: their feature gates, with the limit of the settings."""
+    named = {
+        f"node-{name.replace('_', '-')}": texts_of({"featureGates": value, "podPidsLimit": LIMIT})
+        for name, value in nodes.items()
+    }
+    return {
+        "problem": "",
+        "cluster": texts_of({"featureGates": cluster} if cluster else {}),
+        "nodes": named,
+        "silent": silent or {},
+    }
 
 
 def texts(running: dict[str, bool], cluster: Any = None, **more: Any) -> list[str]:
+    """The differences of a kubelet with these gates."""
     found = kubelet_drift.compare(report(w_1=running, cluster=cluster), [kubelet(**more)])
+    assert found.unknown == ""
+    return [one.text for each in found.machines for one in each.differences]
+
+
+def differing(running: dict[str, Any], cluster: Any = None, **more: Any) -> list[str]:
+    """The differences of a kubelet with this configuration, in which the limit need not be."""
+    shown = {"podPidsLimit": LIMIT, **running}
+    made = {**report(), "cluster": texts_of(cluster or {}), "nodes": {"node-w-1": texts_of(shown)}}
+    found = kubelet_drift.compare(made, [kubelet(**more)])
     assert found.unknown == ""
     return [one.text for each in found.machines for one in each.differences]
 
@@ -46,25 +83,137 @@ def test_a_gate_of_the_settings_has_another_or_no_running_value() -> None:
 
 def test_a_running_gate_that_nothing_sets() -> None:
     said = ["kubelet feature gate AllBeta is true, neither the settings nor the cluster set it"]
+    patch = {PATCH: {"featureGates": {"AllBeta": True}}}
     assert texts({"AllBeta": True}) == said
-    assert texts({"AllBeta": True}, {"AllAlpha": False}) == said
     assert texts({"AllBeta": True}, {"AllBeta": True}) == []
-    assert texts({"AllBeta": True}, kubeadm_patches={PATCH: {"featureGates": {"AllBeta": True}}}) == []
-    assert texts({"AllBeta": True}, kubeadm_patches={"etcd0": {"featureGates": {"AllBeta": True}}}) == said
+    assert texts({"AllBeta": True}, control_plane=True, kubeadm_patches=patch) == []
+    assert texts({"AllBeta": True}, kubeadm_patches=patch) == said, "kubeadm gets patches on control planes only"
+    assert texts({"AllBeta": True}, control_plane=True, kubeadm_patches={"etcd0": patch[PATCH]}) == said
+
+
+def test_the_cluster_and_patches_apply_at_the_next_upgrade() -> None:
+    [said] = texts({}, {"AllAlpha": False})
+    assert said.startswith(
+        "kubelet feature gate AllAlpha is not set, the cluster's kubelet-config says false; the next"
+    )
+    patch = {PATCH: {"featureGates": {"AllAlpha": True}}}
+    assert texts({"AllAlpha": False}, {"AllAlpha": False}, control_plane=True, kubeadm_patches=patch) == [
+        "kubelet feature gate AllAlpha is false, the settings say true; the next `gpunodes upgrade` applies it"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("patches", "found"),
+    ("limit", "running", "cluster", "found"),
     [
-        ({PATCH: {"featureGates": {"A": True, "B": False}}, "kubeletconfiguration+merge": {"maxPods": 9}}, {"A", "B"}),
-        ({"kubeletconfiguration+json": [{"op": "add", "path": "/featureGates/A", "value": True}]}, {"A"}),
-        ({"kubeletconfiguration+json": [{"op": "add", "path": "/featureGates", "value": {"B": True}}]}, {"B"}),
-        ({"kubeletconfiguration+json": ["no", {"path": 1}], PATCH: {"featureGates": "{{ x }}"}, 7: {}}, set()),
-        ({PATCH: "{{ template }}"}, set()),
+        (100, 100, None, []),
+        (100, -1, None, ["kubelet podPidsLimit is -1, the settings say 100"]),
+        (100, None, None, ["kubelet podPidsLimit is not set, the settings say 100"]),
+        (100, True, None, ["kubelet podPidsLimit is true, the settings say 100"]),
+        (100, 7, 7, ["kubelet podPidsLimit is 7, the settings say 100"]),
+        (-1, -1, None, []),
+        (-1, 100, None, ["kubelet podPidsLimit is 100, neither the settings nor the cluster set it"]),
+        (-1, [7], None, ["kubelet podPidsLimit is [7], neither the settings nor the cluster set it"]),
+        (-1, 7, 7, []),
+        (
+            -1,
+            -1,
+            7,
+            ["kubelet podPidsLimit is -1, the cluster's kubelet-config says 7; the next `gpunodes upgrade` ap"],
+        ),
+        ("{{ template }}", 7, None, []),
     ],
 )
-def test_gates_of_patches(patches: Any, found: set[str]) -> None:
-    assert kubelet_drift.patched(patches) == found
+def test_the_limit_of_processes(limit: Any, running: Any, cluster: Any, found: list[str]) -> None:
+    of_cluster = {} if cluster is None else {"podPidsLimit": cluster}
+    made = differing({"podPidsLimit": running}, of_cluster, pod_pids_limit=limit)
+    assert [each[: len(wanted)] for each, wanted in zip(made, found, strict=True)] == found
+
+
+def test_what_a_cluster_was_created_with() -> None:
+    """kubeadm writes all durations and structures, also those with their default."""
+    cluster = {"serverTLSBootstrap": True, "cgroupDriver": "systemd", "podPidsLimit": None}
+    assert differing({"serverTLSBootstrap": True, "cgroupDriver": "systemd"}, cluster) == []
+    assert differing({"cgroupDriver": "cgroupfs"}, cluster) == [
+        f"kubelet {name}, the cluster's kubelet-config says {value}; the next `gpunodes upgrade` applies it"
+        for name, value in (
+            ("cgroupDriver is cgroupfs", "systemd"),
+            ("serverTLSBootstrap is not set", "true"),
+        )
+    ]
+    assert differing({"serverTLSBootstrap": False}, {"cgroupDriver": ""}, serving_certificates=True) == [], (
+        "the control plane's drift has that"
+    )
+
+
+SCALES: dict[str, Any] = {"pools": {"h100": {"max": 2}}, "groups": ("h100",)}
+REGISTERED: dict[str, Any] = {
+    "providerID": "gpunodes://node-w-1",
+    "registerWithTaints": [{"key": "gpunodes.dev/starting", "effect": "NoSchedule"}],
+}
+
+
+def test_how_a_machine_of_a_pool_that_scales_registers() -> None:
+    assert differing(REGISTERED, **SCALES) == []
+    tainted = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    taints = [tainted, *REGISTERED["registerWithTaints"]]
+    more = {**SCALES, "gpu_taint": True, "gpus": True}
+    assert differing({**REGISTERED, "registerWithTaints": taints}, **more) == []
+    [found] = differing(REGISTERED, **more)
+    assert found.startswith("kubelet registerWithTaints is [")
+    assert "the settings say [{" in found
+    assert len(differing({}, **SCALES)) == 2
+    assert len(differing(REGISTERED)) == 2, "its pool scales no longer"
+    assert differing(REGISTERED, **{**SCALES, "pools": "{{ pools }}"}) == []
+    assert differing(REGISTERED, **{**SCALES, "pools": {"h100": {}, "v100": {}}, "groups": ("h100", "v100")}) == []
+    others = {"providerID": "aws:///i-1", "registerWithTaints": [{"key": "x", "effect": "NoSchedule"}]}
+    assert differing(others) == []
+    assert len(differing(REGISTERED, control_plane=True, **SCALES)) == 2, "control planes never scale"
+
+
+PATCHED = "is not set, the settings say {}; the next `gpunodes upgrade` applies it"
+
+
+@pytest.mark.parametrize(
+    ("patches", "running", "found"),
+    [
+        ({PATCH: {"maxPods": 250}}, {"maxPods": 250}, []),
+        ({PATCH: {"maxPods": 250}}, {}, [f"kubelet maxPods {PATCHED.format(250)}"]),
+        ({PATCH: {"systemReserved": {"cpu": "1"}}}, {"systemReserved": {"cpu": "1", "memory": "1Gi"}}, []),
+        ({PATCH: {"systemReserved": {"cpu": "1"}}}, {}, [f"kubelet systemReserved.cpu {PATCHED.format(1)}"]),
+        ({PATCH: {"syncFrequency": "90s"}}, {"syncFrequency": "1m30s"}, []),
+        ({PATCH: {"syncFrequency": "90s"}}, {"syncFrequency": "1m"}, ["kubelet syncFrequency is 1m, the settings say"]),
+        ({PATCH: {"kind": "KubeletConfiguration", "apiVersion": "x"}}, {}, []),
+        ({PATCH: {"maxPods": None, "systemReserved": {"$patch": "delete"}}}, {}, []),
+        ({PATCH: {"maxPods": "{{ many }}"}}, {"maxPods": 1}, []),
+        ({PATCH: {"maxPods": 9}, "kubeletconfiguration1": {"maxPods": 8}}, {"maxPods": 8}, []),
+        ({"kubeletconfiguration+json": [{"op": "add", "path": "/maxPods", "value": 9}]}, {"maxPods": 9}, []),
+        (
+            {"kubeletconfiguration+json": [{"op": "replace", "path": "/maxPods", "value": 9}]},
+            {},
+            [f"kubelet maxPods {PATCHED.format(9)}"],
+        ),
+        ({"kubeletconfiguration+json": [{"op": "remove", "path": "/maxPods"}]}, {}, []),
+        ({"kubeletconfiguration+json": [{"op": "add", "path": "/clusterDNS/-", "value": "10.0.0.1"}]}, {}, []),
+        (
+            {"kubeletconfiguration+json": [{"op": "add", "path": "/featureGates", "value": {"B": True}}]},
+            {"featureGates": {"A": True, "B": True}},
+            ["kubelet feature gate A is true, neither the settings nor the cluster set it"],
+        ),
+        ({"kubeletconfiguration+json": ["no", {"path": 1}, {"path": ""}], PATCH: "{{ x }}", 7: {}}, {}, []),
+        ({"etcd+json": [{"op": "add", "path": "/maxPods", "value": 9}]}, {}, []),
+    ],
+)
+def test_patches_of_the_kubelet_of_a_control_plane(patches: Any, running: Any, found: list[str]) -> None:
+    made = differing(running, control_plane=True, kubeadm_patches=patches)
+    assert [each[: len(wanted)] for each, wanted in zip(made, found, strict=True)] == found
+    if running.keys() == {"maxPods"}:
+        assert kubelet_layers.fields(settings.resolve({"gpunodes_kubeadm_patches": patches})) == {"maxPods"}
+
+
+def test_fields_that_patches_name() -> None:
+    patches = {PATCH: {"maxPods": 9, "featureGates": {"A": True}}, "kubelet": {"x": 1}}
+    assert kubelet_layers.fields(settings.resolve({"gpunodes_kubeadm_patches": patches})) == {"maxPods", "featureGates"}
+    assert kubelet_layers.fields(settings.resolve({"gpunodes_kubeadm_patches": "{{ all }}"})) == set()
 
 
 def test_templates_and_texts_are_passed_over() -> None:
@@ -129,10 +278,10 @@ def test_kubelets_that_did_not_respond_are_counted() -> None:
     found = kubelet_drift.compare(report(silent=silent), [kubelet(name) for name in names])
     assert found.machines == ()
     assert found.unknown == (
-        "5 kubelets did not report feature gates: w-1, w-2, w-3 and 2 more (w-1: no complete answer within 4 s)"
+        "the settings of 5 kubelets were not read: w-1, w-2, w-3 and 2 more (w-1: no complete answer within 4 s)"
     )
     found = kubelet_drift.compare(report(silent=silent), [kubelet("w-2")])
-    assert found.unknown == "1 kubelet did not report feature gates: w-2 (w-2: no complete answer within 4 s)"
+    assert found.unknown == "the settings of 1 kubelet were not read: w-2 (w-2: no complete answer within 4 s)"
 
 
 @pytest.mark.parametrize(
@@ -141,18 +290,55 @@ def test_kubelets_that_did_not_respond_are_counted() -> None:
         (None, "they were not reported"),
         ([], "its answer is invalid: expected a mapping"),
         ({"problem": ""}, "its answer is invalid: cluster is missing"),
-        (report(w_1={"AllBeta": "true"}), "its answer is invalid: expected bool in nodes"),
-        (report(w_1={f"G{number}": True for number in range(501)}), "its answer is invalid: expected a mapping of at"),
+        ({**report(), "nodes": {"a": {"maxPods": 1}}}, "its answer is invalid: expected str in nodes"),
+        ({**report(), "nodes": {"a": dict.fromkeys(map(str, range(101)), "1")}}, "its answer is invalid: expected a m"),
         ({**report(), "problem": "the API is away"}, "the API is away"),
-        *((report(w_1={attack: True}), "its answer is invalid: expected feature gate") for attack in ATTACKS),
+        ({**report(), "cluster": {"featureGates": "["}}, "the ConfigMap kubelet-config is no JSON"),
+        ({**report(), "cluster": {"featureGates": "[1]"}}, "the ConfigMap kubelet-config has no valid feature gates"),
+        *(
+            ({**report(), "nodes": {"a": {attack: "1"}}}, "its answer is invalid: expected field of")
+            for attack in ATTACKS
+        ),
         *(({**report(), "nodes": {attack: {}}}, "its answer is invalid: expected node's name") for attack in ATTACKS),
     ],
 )
 def test_a_report_that_cannot_be_used_is_said(wrong: Any, why: str) -> None:
     found = kubelet_drift.compare(wrong, [kubelet(feature_gates={"AllBeta": True})])
     assert found.machines == ()
-    assert found.unknown.startswith(f"the feature gates of the kubelets are unknown: {why}")
+    assert found.unknown.startswith(f"the settings of the kubelets are unknown: {why}")
     assert kubelet_drift.compare(wrong, []).unknown == "", "nobody needs them"
+
+
+@pytest.mark.parametrize(
+    "gates_text",
+    [
+        "",
+        "[" * 9000,
+        '["AllBeta"]',
+        '{"AllBeta": "true"}',
+        '{"AllBeta": 1}',
+        json.dumps({"x" * 101: True}),
+        json.dumps({f"Gate{number}": True for number in range(501)}),
+        *(json.dumps({attack: True}) for attack in ATTACKS),
+        *ATTACKS,
+    ],
+)
+def test_an_answer_that_is_no_configuration_names_its_kubelet(gates_text: str) -> None:
+    made = {**report(w_2={}), "nodes": {"node-w-1": {"featureGates": gates_text}, **report(w_2={})["nodes"]}}
+    found = kubelet_drift.compare(made, [kubelet("w-1"), kubelet("w-2")])
+    assert found.machines == ()
+    assert found.unknown.startswith("the settings of 1 kubelet were not read: w-1 (w-1: its answer ")
+
+
+@pytest.mark.parametrize("attack", [*ATTACKS, "y" * 5000, {"x" * 5000: 1}, [[["x"]]], None, 1e300])
+def test_what_a_kubelet_may_answer_in_other_fields(attack: Any) -> None:
+    running = {"maxPods": attack, "registerWithTaints": [attack], "podPidsLimit": attack, "providerID": attack}
+    patches = {PATCH: {"maxPods": 9, "systemReserved": {"cpu": "1"}}}
+    found = differing(
+        {**running, "systemReserved": attack}, control_plane=True, pod_pids_limit=-1, kubeadm_patches=patches, **SCALES
+    )
+    assert len(found) >= 2
+    assert max(map(len, found)) < 600
 
 
 def test_preflight_warns_once_for_each_machine() -> None:

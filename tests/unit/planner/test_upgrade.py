@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role, Severity
-from gpunodes.planner import reports, upgrade
+from gpunodes.planner import reports, tables, upgrade, upgrade_checks
 from gpunodes.planner.upgrade_model import Part, Subject, UpgradePlan
 
 from tests.hostile import ATTACKS
@@ -23,7 +23,9 @@ OWN: dict[str, Any] = {
     "gates": {},
     "kubelet_arguments": ["node-ip"],
     "kubelet_gates": {},
-    "joined": True,
+    "unpackaged": [],
+    "lost": [],
+    "not_compared": "",
     "unfinished": False,
     "offered": {name: ["1.36.3", "1.36.1"] for name in ("kubeadm", "kubectl", "kubelet")},
     "unread": "",
@@ -140,7 +142,7 @@ def with_cluster(**changed: Any) -> dict[str, Any]:
     [
         ("1.36", replace(WORKER, facts=None, own=None, unreachable="it is off"), ["worker-1: it is off"]),
         ("1.36", replace(WORKER, node={}), ["is not a node", "gpunodes join worker-1"]),
-        ("1.36", subject("worker-1", joined=False), ["gpunodes did not make it a node"]),
+        ("1.36", subject("worker-1", unpackaged=["kubelet"]), ["no package installed its kubelet", "/usr/bin"]),
         ("1.36", replace(WORKER, node={**WORKER.node, "ready": False, "reason": "no disk"}), ["not ready: no disk"]),
         ("1.36", subject("worker-1", version="1.32.9"), ["its kubelet is 1.32.9", "1.33 or newer"]),
         ("1.36", subject("worker-1", version="1.37.0"), ["a kubelet is never newer"]),
@@ -171,11 +173,34 @@ def test_what_is_in_the_way_of_a_machine(target: str, machine: Subject, words: l
         (with_cluster(gates={"CSIMigrationPortworx": True}), ["removed in Kubernetes 1.36", "kubeadm-config"]),
         (with_cluster(deprecated=[{"api": "a/v1 b", "removed": "1.36"}]), ["uses the API a/v1 b"]),
         (with_cluster(coredns="x/coredns:v1.15.0"), ["CoreDNS is v1.15.0"]),
+        (
+            {"lost": [{"component": "kube-apiserver", "name": "--oidc-issuer-url"}]},
+            ["would change kube-apiserver --oidc-issuer-url", "kubeadm-config", "gpunodes_kubeadm_patches"],
+        ),
     ],
 )
 def test_what_is_in_the_way_of_a_control_plane(own: Mapping[str, Any], words: list[str]) -> None:
     found = errors(planned("1.36", subject("cp-1", Role.CONTROL_PLANE, **own)))
     assert any(all(word in each for word in words) for each in found), found
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (
+            {"lost": [{"component": "etcd", "name": f"spec.volumes[{number}]"} for number in range(7)]},
+            "spec.volumes[3], etcd spec.volumes[4] and 2 more",
+        ),
+        ({"not_compared": "no kubectl"}, "what the upgrade changes in its manifests is unknown: no kubectl"),
+    ],
+)
+def test_what_others_wrote_beside_arguments_is_a_warning(own: Mapping[str, Any], words: str) -> None:
+    plan = planned("1.36", subject("cp-1", Role.CONTROL_PLANE, **own))
+    assert errors(plan) == []
+    assert [(each.machine, each.check, each.severity) for each in plan.findings] == [
+        ("cp-1", "manifests", Severity.WARNING)
+    ]
+    assert words in plan.findings[0].problem.found
 
 
 def test_what_is_not_yet_removed_is_not_in_the_way() -> None:
@@ -206,6 +231,26 @@ def test_an_argument_that_kubeadm_does_not_remove_is_in_the_way() -> None:
     found = errors(planned("1.37", to_37("cp-1", "3.6.8-0", kubelet_arguments=arguments), version="1.36.3"))
     assert len(found) == 1
     assert "--containerd, which Kubernetes 1.37 removes" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("packages", "refused"),
+    [
+        ({"containerd": "1.7.24~ds1-6+b4"}, True),
+        ({"containerd.io": "1.7.29-1~debian.13~trixie"}, True),
+        ({"containerd.io": "2.0.7-1"}, False),
+        ({"containerd.io": "2:2.1.4-1"}, False),
+        ({}, False),
+    ],
+)
+def test_an_old_runtime_is_in_the_way_of_the_minor_that_needs_a_newer_one(
+    packages: dict[str, str], refused: bool
+) -> None:
+    """That minor cannot be installed yet: the row of the table is judged alone."""
+    [row] = tables.read("upgrades")["runtime"]
+    machine = replace(WORKER, facts={"cgroup": 2, "packages": packages})
+    assert bool(list(upgrade_checks._runtime(f"{row['from']}.0", machine, {}))) is refused
+    assert list(upgrade_checks._runtime("1.37.2", machine, {})) == []
 
 
 def test_a_minor_that_no_source_offers_has_no_steps() -> None:

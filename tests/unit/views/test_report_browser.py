@@ -1,7 +1,7 @@
 """The page of a report in a real browser: widths, both colour schemes, contrast, and an empty console.
 
-Skipped without Chromium: it has 300 MB, so bootstrap/system-packages.sh does not install it for one page. What needs no
-browser is in test_report_page.py. `GPUNODES_REPORT_SHOTS=FOLDER` keeps the pictures.
+Skipped without Chromium, which `make test` installs, but not `make setup`: it has 400 MB with its libraries. What needs
+no browser is in test_report_page.py. `GPUNODES_REPORT_SHOTS=FOLDER` keeps the pictures.
 """
 
 from __future__ import annotations
@@ -72,12 +72,17 @@ onload = () => document.getElementById("measured").textContent =
 </script>"""
 
 
-def chromium(folder: Path, page: Path, *words: str) -> str:
-    """The output of a headless Chromium that has opened a file; anything on its console fails the test."""
+def headless(folder: Path, *words: str) -> list[str]:
+    """The command line of a Chromium without a window, whose profile is in ``folder``; it reaches no network."""
     line = [str(CHROMIUM), "--headless", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
     # Its sandbox does not work for root, and not in every container; the page is our own.
     line += ["--no-sandbox", "--no-first-run", "--disable-extensions", f"--user-data-dir={folder / 'profile'}"]
-    line += ["--allow-file-access-from-files", "--host-resolver-rules=MAP * ~NOTFOUND", *words, page.as_uri()]
+    return [*line, "--allow-file-access-from-files", "--host-resolver-rules=MAP * ~NOTFOUND", *words]
+
+
+def chromium(folder: Path, page: Path, *words: str) -> str:
+    """The output of a headless Chromium that has opened a file; anything on its console fails the test."""
+    line = headless(folder, *words, page.as_uri())
     done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=300)
     assert [each for each in done.stderr.splitlines() if "CONSOLE" in each] == []
     return done.stdout

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 GPU = "nvidia.com/gpu"
+PLUGIN = "gpunodes.dev/gpu"
+"""Node label that the device plugin follows; it is away while the driver is replaced, or GPUs are sliced."""
+COUNT = "gpunodes.dev/gpu-count"
+"""Node label: the number of GPUs that the machine had when it joined. A node has both of these labels, or neither."""
 SHARING = "gpunodes.dev/sharing"
 """Node label: how pods share the node's GPUs, such as time-slicing-4, by gpunodes_gpu_sharing."""
 SERVING = "gpunodes.dev/serving"

@@ -172,7 +172,7 @@ def kubernetes() -> dict[str, Any]:
 
     ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``before``: the version of the
     kubelet before the last upgrade. ``etcd``: it has data of etcd. ``ended``: the certificate of its kubelet has ended,
-    so that it must join again.
+    so that it must join again. ``configured``: gpunodes joined it, or configured its kubelet.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
@@ -181,11 +181,11 @@ def kubernetes() -> dict[str, Any]:
     ca_hash = None
     with contextlib.suppress(MachineProblem):
         ca_hash = kubelet.ca_hash if kubelet else kubeconfig.ca_hash(ca) if ca else None
-    role, unfinished, before = None, False, ""
+    role, unfinished, before, joined = None, False, "", False
     manifest = disk.read(API_SERVER)
     with contextlib.suppress(MachineProblem):
         found = ledger.load()
-        unfinished, before = found.kubeadm.endswith(" started"), found.kubelet_before
+        unfinished, before, joined = found.kubeadm.endswith(" started"), found.kubelet_before, bool(found.kubeadm)
         if manifest is None:
             # An interrupted restart may have left it away.
             manifest = disk.read(found.manifests.get("kube-apiserver", ""))
@@ -202,6 +202,7 @@ def kubernetes() -> dict[str, Any]:
         "before": before,
         "etcd": os.path.isdir(ETCD),
         "ended": _has_ended(CLIENT_CERTIFICATE),
+        "configured": joined or os.path.exists(KUBELET_ORDER),
     }
 
 
@@ -215,6 +216,8 @@ def _has_ended(path: str) -> bool:
 
 
 API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
+KUBELET_ORDER = "/etc/systemd/system/kubelet.service.d/15-gpunodes-runtime.conf"
+"""The file of the kubelet's unit that gpunodes writes on each node that it configures."""
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
 ETCD = "/var/lib/etcd/member"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"

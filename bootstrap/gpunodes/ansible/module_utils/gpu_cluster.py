@@ -121,7 +121,7 @@ def _check_kubelet(client: Client, watch: _Watch) -> None:
     # Sharing and slicing offer more resources than GPUs. gpu_verify checks each GPU on the machine.
     watch.offered = devices.counts(node["status"].get("allocatable", {}))
     message = f"allocatable {_formatted(watch.offered)}"
-    pods = on_node(client.get("/api/v1/pods", labelSelector=PLUGIN)["items"], watch.node)
+    pods = on_node(client.get(_PODS, labelSelector=PLUGIN)["items"], watch.node)
     replaced = [pod["metadata"]["name"] for pod in pods if _is_replaced(pod, label)]
     if _is_enough(watch, label) and not replaced:
         watch.levels.append(Level("kubelet", "ok", message))
@@ -144,7 +144,7 @@ def _check_slices(client: Client, watch: _Watch) -> None:
     if len(gpus) >= watch.gpus:
         watch.levels.append(Level("kubelet", "ok", message))
         return
-    pods = on_node(client.get("/api/v1/pods", labelSelector=DRA_DRIVER)["items"], watch.node)
+    pods = on_node(client.get(_PODS, labelSelector=DRA_DRIVER)["items"], watch.node)
     problems = [problem for problem in map(pod_problem, pods) if problem]
     driver = problems[0] if problems else "" if pods else "no pod of the DRA driver runs on it"
     watch.reason = message + (f"; {driver}" if driver else "")

@@ -14,9 +14,11 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import OpenerDirector, Request
 
-from .proxies import Proxies, opener
+from .proxies import Proxies, opener, within
 
 _LIMIT_S = 15
+_WHOLE_S = 60
+"""The limit for one image, with its token."""
 _MOST = 1 << 20
 """Bytes of a token's response."""
 _ACCEPT = ", ".join(
@@ -65,7 +67,7 @@ def _answer(direct: OpenerDirector, place: str, image: str, failures: dict[str, 
         return None
     path, _, tag = image.partition("/")[2].rpartition(":")
     try:
-        return _has(direct, f"{place}/v2/{path}/manifests/{tag}", "")
+        return within(_WHOLE_S, lambda: _has(direct, f"{place}/v2/{path}/manifests/{tag}", ""))
     except (OSError, ValueError, HTTPException, _UnknownError) as error:
         failures[place] = str(getattr(error, "reason", None) or error)[:200] or type(error).__name__
         return None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import kube_api, kubeconfig
+from . import devices, kube_api, kubeconfig
 from .kube_api import ApiError
 from .problem import MachineProblem
 from .report import Difference
@@ -20,6 +20,8 @@ _LONGEST = 1 << 16
 # Taints that Kubernetes and gpunodes set on unhealthy nodes. A node can write the annotation but not taints (admission
 # plugin NodeRestriction): it must not be able to make gpunodes remove these taints.
 _PROTECTED = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io|gpunodes\.dev)/")
+# The same for labels. A node may change its labels of other names itself (NodeRestriction), those of gpunodes too.
+_PROTECTED_LABELS = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io)/")
 _CONFLICT = 409
 REGISTERS_S = 180.0
 """Seconds to wait until a kubelet registers its node: `kubeadm join` can end before that."""
@@ -36,6 +38,21 @@ def managed(node: Mapping[str, Any]) -> dict[str, Any]:
         "labels": {name: labels[name] for name in names["labels"] if name in labels},
         "taints": [_plain(taint) for taint in node.get("spec", {}).get("taints") or () if _key(taint) in keys],
     }
+
+
+def plugin_is_away(node: Mapping[str, Any]) -> bool:
+    """Whether a command took the label from a node with GPUs that the device plugin follows."""
+    labels = node["metadata"].get("labels") or {}
+    return devices.COUNT in labels and devices.PLUGIN not in labels
+
+
+def with_plugin(node: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The labels and annotations that give such a node back to the device plugin, {} for another node."""
+    if not plugin_is_away(node):
+        return {}
+    names = _managed_names((node["metadata"].get("annotations") or {}).get(MANAGED))
+    text = json.dumps({"labels": sorted({*names["labels"], devices.PLUGIN}), "taints": sorted(names["taints"])})
+    return {"labels": {devices.PLUGIN: "true"}, "annotations": {MANAGED: text}}
 
 
 def apply(
@@ -137,7 +154,10 @@ def _managed_names(annotation: str | None) -> dict[str, list[str]]:
         kind: [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
         for kind, names in listed.items()
     }
-    return {**valid, "taints": [name for name in valid["taints"] if not _PROTECTED.match(name)]}
+    return {
+        "labels": [name for name in valid["labels"] if not _PROTECTED_LABELS.match(name)],
+        "taints": [name for name in valid["taints"] if not _PROTECTED.match(name)],
+    }
 
 
 def _key(taint: Mapping[str, str]) -> str:

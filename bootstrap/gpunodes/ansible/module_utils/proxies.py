@@ -8,11 +8,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import ipaddress
+import queue
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from .problem import MachineProblem
@@ -32,6 +35,7 @@ URL_WANTED = "http://HOST:PORT, or http://USER:PASSWORD@HOST:PORT with special c
 EXCEPTIONS_WANTED = "names, .domains, addresses and networks, without ports and *"
 _NAME = r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _CONNECT_LIMIT_S = 20
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,31 @@ def opener(proxies: Proxies | None) -> OpenerDirector:
                 wanted.set_proxy(public(url).partition("://")[2].rstrip("/"), "http")
 
     return request.build_opener(Handler)
+
+
+def within(limit_s: float, work: Callable[[], _Found]) -> _Found:
+    """What ``work`` returns or raises, OSError for a broken response; raises TimeoutError if it does not end in time.
+
+    The limit of an opener is for each piece that arrives: a server, or who is in between, could keep a command.
+    """
+    ended: queue.SimpleQueue[tuple[_Found | None, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put((work(), None))
+        except HTTPException as error:
+            ended.put((None, OSError(f"its response is not valid ({type(error).__name__})")))
+        except Exception as error:  # it is raised in the caller's thread
+            ended.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        found, error = ended.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError(f"no complete response within {limit_s:.0f} s") from None
+    if error is not None:
+        raise error
+    return cast("_Found", found)
 
 
 def unreachable(proxies: Proxies) -> dict[str, str]:

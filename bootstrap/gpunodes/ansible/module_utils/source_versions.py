@@ -12,9 +12,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from .problem import MachineProblem
-from .proxies import Proxies, opener
+from .proxies import Proxies, opener, within
 
 _LIMIT_S = 60
+_WHOLE_S = 180
 _MOST_FETCHED = 64 << 20
 """Bytes of an index that are fetched; NVIDIA's have less than two million."""
 _MOST_UNPACKED = 256 << 20
@@ -63,8 +64,13 @@ def _numbers(version: str) -> list[int]:
 def _fetch(url: str, proxies: Proxies | None) -> bytes:
     if not url.startswith(("http://", "https://")):
         raise OSError("it is not an http or https address")
-    with opener(proxies).open(url, timeout=_LIMIT_S) as response:
-        content: bytes = response.read(_MOST_FETCHED + 1)
+
+    def read() -> bytes:
+        with opener(proxies).open(url, timeout=_LIMIT_S) as response:
+            content: bytes = response.read(_MOST_FETCHED + 1)
+            return content
+
+    content = within(_WHOLE_S, read)
     if len(content) > _MOST_FETCHED:
         raise OSError("it is larger than the index of a package source")
     return content

@@ -5,24 +5,28 @@ from __future__ import annotations
 import gzip
 import io
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urljoin
 
-from . import disk, image_query, kube_api, ledger, packages
-from .cluster.nodes import NETWORK_LABEL
+from . import disk, image_query, kube_api, ledger, packages, process
+from .cluster.nodes import NETWORK_LABEL, NETWORK_PODS
 from .host import images as containerd_images
 from .kube_api import Client
-from .kubeadm import versions
+from .kubeadm import compared, drift, versions
 from .problem import MachineProblem
-from .proxies import Proxies, opener
+from .proxies import Proxies, opener, within
 
 PACKAGES = ("kubeadm", "kubectl", "kubelet")
 _KUBELET = "/var/lib/kubelet"
+# kubeadm's arguments of the kubelet, and those of its administrator (KUBELET_EXTRA_ARGS) on systems with apt and dnf.
+_ENVIRONMENTS = (f"{_KUBELET}/kubeadm-flags.env", "/etc/default/kubelet", "/etc/sysconfig/kubelet")
 _INDEX_LIMIT = 64 << 20
 """Bytes of a package source's index, uncompressed."""
 _ANSWER_LIMIT_S = 30
+_WHOLE_S = 180
 _MOST = 200
 """Deprecated APIs that are reported."""
 _RELEASE = re.compile(r"[1-9]\d?\.\d{1,3}")
@@ -45,11 +49,13 @@ class Sources:
     proxies: Proxies | None = None
 
 
-def read(sources: Sources, cluster: bool) -> dict[str, Any]:
-    """The machine, and with ``cluster`` its cluster too."""
+def read(sources: Sources, cluster: bool, patches: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The machine, and with ``cluster`` its cluster too; ``patches`` are those with which kubeadm will upgrade it."""
     offered, unread = _offered(sources.url, sources.proxies) if sources.url else ({}, "")
     texts = {name: versions.manifest(name) or "" for name in versions.COMPONENTS}
     given = {name: versions.arguments(text) for name, text in texts.items() if text}
+    environment = "\n".join(disk.read(path) or "" for path in _ENVIRONMENTS)
+    found = ledger.load()
     return {
         "kubeadm": versions.program("kubeadm"),
         "kubelet": versions.program("kubelet"),
@@ -57,15 +63,32 @@ def read(sources: Sources, cluster: bool) -> dict[str, Any]:
         # Only names, and the values of feature gates: other arguments may be secret.
         "arguments": {name: sorted(found) for name, found in given.items()},
         "gates": {name: gates_of(found.get("feature-gates", "")) for name, found in given.items()},
-        "kubelet_arguments": kubelet_arguments(disk.read(f"{_KUBELET}/kubeadm-flags.env") or ""),
-        "kubelet_gates": kubelet_gates(disk.read(f"{_KUBELET}/config.yaml") or ""),
-        "joined": bool(ledger.load().kubeadm),
-        "unfinished": bool(ledger.load().upgrade),
+        "kubelet_arguments": kubelet_arguments(environment),
+        "kubelet_gates": kubelet_gates(disk.read(f"{_KUBELET}/config.yaml") or "") | argument_gates(environment),
+        "unpackaged": _unpackaged(),
+        "unfinished": bool(found.upgrade),
+        # Of a control plane that gpunodes made this is drift, which is compared with the settings.
+        **({"lost": [], "not_compared": ""} if found.kubeadm or not any(texts.values()) else _lost(patches)),
         "offered": offered,
         "unread": unread,
         "fetched": _fetched_images(sources, offered),
         "cluster": _cluster(kube_api.admin()) if cluster else None,
     }
+
+
+def _unpackaged() -> list[str]:
+    """Programs on this node that no package installed: a package's would be another one. kubeadm may be missing."""
+    found = {name: shutil.which(name, path=process.PATH) for name in ("kubeadm", "kubelet")}
+    return [name for name, path in found.items() if path != f"/usr/bin/{name}" and (path or name == "kubelet")]
+
+
+def _lost(patches: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What kubeadm will change in the manifests of others beside versions, or why that is not known; no values."""
+    try:
+        differences = compared.lost(patches, compared.own_client())[: drift.MOST]
+    except MachineProblem as problem:
+        return {"lost": [], "not_compared": str(problem)[:300]}
+    return {"lost": [{"component": each.component, "name": each.name} for each in differences], "not_compared": ""}
 
 
 def _fetched_images(sources: Sources, offered: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -101,8 +124,16 @@ def gates_of(text: str) -> dict[str, bool]:
 
 
 def kubelet_arguments(text: str) -> list[str]:
-    """The names of the arguments in kubeadm-flags.env: ``KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.2"``."""
-    return sorted(set(re.findall(r"(?:^|[\s\"])--([a-z0-9-]+)", text)))
+    """The names of the arguments in files such as kubeadm-flags.env: ``KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.2"``."""
+    return sorted(set(re.findall(r"(?:^|[\s\"'=])--([a-z0-9-]+)", text)))
+
+
+def argument_gates(text: str) -> dict[str, bool]:
+    """The feature gates among the kubelet's arguments in such files."""
+    found: dict[str, bool] = {}
+    for value in re.findall(r"--feature-gates[= ]([A-Za-z0-9=,:]+)", text):
+        found.update(gates_of(value))
+    return found
 
 
 def kubelet_gates(text: str) -> dict[str, bool]:
@@ -136,11 +167,17 @@ def _of_rpm(base: str, proxies: Proxies | None) -> dict[str, list[str]]:
 
 
 def _fetched(url: str, proxies: Proxies | None) -> str:
-    with opener(proxies).open(url, timeout=_ANSWER_LIMIT_S) as response:
-        content: bytes = response.read(_INDEX_LIMIT + 1)
-        if url.endswith(".gz"):
-            with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
-                content = unpacked.read(_INDEX_LIMIT + 1)
+    def read() -> bytes:
+        with opener(proxies).open(url, timeout=_ANSWER_LIMIT_S) as response:
+            content: bytes = response.read(_INDEX_LIMIT + 1)
+            return content
+
+    if not url.startswith(("http://", "https://")):
+        raise MachineProblem("its index is not at an http or https address")
+    content = within(_WHOLE_S, read)
+    if url.endswith(".gz"):
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as unpacked:
+            content = unpacked.read(_INDEX_LIMIT + 1)
     if len(content) > _INDEX_LIMIT:
         raise MachineProblem(f"its index has more than {_INDEX_LIMIT >> 20} MiB")
     return content.decode("utf-8", "replace")
@@ -175,7 +212,7 @@ def _sorted(found: Mapping[str, set[str]]) -> dict[str, list[str]]:
 
 def _cluster(client: Client) -> dict[str, Any]:
     """The cluster of this control plane. Values of another form, which a user may have set, become ""."""
-    pods = client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    pods = client.get(NETWORK_PODS, labelSelector=NETWORK_LABEL)["items"]
     pods += client.get(f"{kube_api.SYSTEM}/pods", labelSelector="name=nvidia-device-plugin-ds")["items"]
     images = {str(each.get("image")) for pod in pods for each in pod["spec"].get("containers", ())}
     return {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import causes, packages
+from . import causes, containers, packages
 from .causes import Program
 from .host import images as containerd_images
 from .host.changes import Changes
 from .host.sources import Sources
 from .host.spec import Spec
 from .problem import MachineProblem
+from .process import CommandResult
 from .report import Difference
 
 
@@ -69,6 +70,10 @@ def _missing(images: Sequence[str]) -> list[str]:
 
 def _pull(name: str, limit_s: float) -> None:
     result = containerd_images.pull(name, limit_s)
+    # Mirrors that others configured may be in containerd's own file, which only its interface for the kubelet reads.
+    if not result.ok and containers.crictl(["pull", name], limit_s).ok:
+        containerd_images.complete(name)
+        result = CommandResult(result.argv, 0, "", "")
     if not result.ok or _missing([name]):
         cause = causes.of(Program.IMAGE, result.text)
         raise MachineProblem(

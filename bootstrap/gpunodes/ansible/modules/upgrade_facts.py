@@ -38,6 +38,12 @@ options:
     description: Whether to read the cluster, too.
     type: bool
     default: false
+  patches:
+    description: >-
+      Patches with which kubeadm will write manifests, by name (C(kube-apiserver0+strategic)). A control plane that
+      others made is compared with what kubeadm would write.
+    type: dict
+    default: {}
   proxies:
     description: The machine's HTTP proxies, with C(http), C(https) and C(no_proxy).
     type: dict
@@ -89,6 +95,7 @@ def main() -> None:
             "images": {"type": "list", "elements": "str", "default": []},
             "mirrors": {"type": "dict", "default": {}},
             "cluster": {"type": "bool", "default": False},
+            "patches": {"type": "dict", "default": {}},
             "proxies": {"type": "dict"},
             "proxy_credentials": {"type": "dict", "no_log": True},
         },
@@ -104,7 +111,7 @@ def main() -> None:
             given["mirrors"],
             proxies_from(given["proxies"], given["proxy_credentials"]),
         )
-        return {"changed": False, "upgrade_facts": upgrade_facts.read(sources, given["cluster"])}
+        return {"changed": False, "upgrade_facts": upgrade_facts.read(sources, given["cluster"], given["patches"])}
 
     carry_out(module, work, changes=False)
 

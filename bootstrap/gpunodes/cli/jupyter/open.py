@@ -29,7 +29,8 @@ _PAGE = """<!DOCTYPE html>
 @options.number_option("--port", (1024, 65535), 8888, "The port of this computer, on 127.0.0.1.")
 @click.option("--no-browser", is_flag=True, help="Only forward the port; log in with the token of `jupyter up`.")
 @options.inventory_option
-def command(name: str, namespace: str, port: int, no_browser: bool, inventory_path: Path) -> int:
+@options.json_tunnel_option
+def command(name: str, namespace: str, port: int, no_browser: bool, inventory_path: Path, as_json: bool) -> int:
     """Open a notebook in the browser, over SSH, until Ctrl-C.
 
     A port of 127.0.0.1 leads over SSH to a control plane, and from there over the cluster's API to the notebook. The
@@ -37,6 +38,7 @@ def command(name: str, namespace: str, port: int, no_browser: bool, inventory_pa
     """
     from gpunodes.operations import checked, notebooks
     from gpunodes.planner.notebooks import Place, check_place
+    from gpunodes.views import document
 
     place = Place(name, namespace)
     check_place(place)
@@ -44,8 +46,13 @@ def command(name: str, namespace: str, port: int, no_browser: bool, inventory_pa
     with contextlib.ExitStack() as stack:
         opened, token, _ = stack.enter_context(notebooks.reached(inventory, place, port, terminal.progress))
         shown = not no_browser and stack.enter_context(_browser(opened.url, token))
-        login = "" if shown else "; log in with the token that `jupyter up` printed"
-        terminal.line(f"{opened.url}/lab until Ctrl-C{login}")
+        url = f"{opened.url}/lab"
+        if as_json:
+            about = {"name": name, "namespace": namespace, "browser": bool(shown)}
+            terminal.line(document.tunnel({"url": url, "port": opened.port, **about}))
+        else:
+            login = "" if shown else "; log in with the token that `jupyter up` printed"
+            terminal.line(f"{url} until Ctrl-C{login}")
         try:
             opened.follow()
         except KeyboardInterrupt:

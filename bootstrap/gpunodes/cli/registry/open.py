@@ -13,7 +13,8 @@ from gpunodes.errors import ExitCode
 @click.command()
 @options.number_option("--port", (1024, 65535), 5000, "The port of this computer, on 127.0.0.1.")
 @options.inventory_option
-def command(port: int, inventory_path: Path) -> int:
+@options.json_tunnel_option
+def command(port: int, inventory_path: Path, as_json: bool) -> int:
     """Forward a port of this computer to the registry, to push.
 
     A port of 127.0.0.1 leads over SSH to a control plane, and from there over the cluster's API to the registry, until
@@ -21,10 +22,15 @@ def command(port: int, inventory_path: Path) -> int:
     """
     from gpunodes.operations import checked
     from gpunodes.operations.registry_server import verify
+    from gpunodes.views import document
 
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     with verify.reached(inventory, port, terminal.progress) as (opened, address, _):
-        terminal.line(f"push to 127.0.0.1:{opened.port}/NAME:TAG until Ctrl-C; pods use {address}/NAME:TAG")
+        push = f"127.0.0.1:{opened.port}"
+        if as_json:
+            terminal.line(document.tunnel({"port": opened.port, "push": push, "pull": address}))
+        else:
+            terminal.line(f"push to {push}/NAME:TAG until Ctrl-C; pods use {address}/NAME:TAG")
         try:
             opened.follow()
         except KeyboardInterrupt:

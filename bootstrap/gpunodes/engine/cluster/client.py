@@ -104,6 +104,10 @@ class Cluster(Api):
         """Undo ``begin_rollout``; what others did to the node stays."""
         self._change(name, lambda node: marks.end_rollout(node, rollout))
 
+    def return_plugin(self, name: str) -> bool:
+        """Give the node back to the device plugin, if a command that did not end took it; whether it was away."""
+        return self._change(name, marks.return_plugin) is not None
+
     def _change(self, name: str, change: Callable[[NodeObject], Patch | None]) -> NodeObject | None:
         """Patch a node, starting from its current state; retry after a conflict.
 

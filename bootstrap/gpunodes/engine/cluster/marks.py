@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
+from gpunodes.ansible.module_utils import pools
 from gpunodes.ansible.module_utils.cluster.nodes import MAINTENANCE
 from gpunodes.model import printable
 from gpunodes.repair import maintenance
@@ -65,10 +66,11 @@ def cordon(node: NodeObject, repair: str, reason: str) -> Patch | None:
     """Cordon a node for a repair, unless it has a cordon that does not belong to gpunodes."""
     if _is_cordoned(node) and CORDONED_BY not in _annotations(node):
         return None
-    return {
+    patch: Patch = {
         "metadata": {"annotations": {CORDONED_BY: repair, REASON: reason}},
         "spec": {"unschedulable": True},
     }
+    return _with_plugin(node, patch)
 
 
 def note_repair(node: NodeObject, moment: float) -> Patch | None:
@@ -118,7 +120,7 @@ def clear(node: NodeObject) -> Patch:
     patch["metadata"] = {"annotations": removed, "labels": {NEEDS_REPAIR: None}}
     if CORDONED_BY in _annotations(node):
         patch["spec"]["unschedulable"] = False
-    return patch
+    return _with_plugin(node, patch)
 
 
 # Patches of maintenance
@@ -162,7 +164,7 @@ def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | No
     if cordon:
         patch["metadata"]["annotations"][ROLLOUT_CORDON] = "true"
         patch["spec"] = {"unschedulable": True}
-    return patch
+    return _with_plugin(node, patch)
 
 
 def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
@@ -182,6 +184,21 @@ def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
 
 
 # What all patches share
+
+
+def return_plugin(node: NodeObject) -> Patch | None:
+    """Give a node back to the device plugin, if a command that did not end took it; None for another node.
+
+    The patches that begin a repair or a roll-out, or clear a node, do that too: nothing else works on its driver then.
+    """
+    return _with_plugin(node, {}) or None
+
+
+def _with_plugin(node: NodeObject, patch: Patch) -> Patch:
+    found, metadata = pools.with_plugin(node), patch.get("metadata", {})
+    if not found:
+        return patch
+    return {**patch, "metadata": {**metadata, **{kind: {**metadata.get(kind, {}), **found[kind]} for kind in found}}}
 
 
 def finished(patch: Patch, node: NodeObject) -> Patch:

@@ -26,8 +26,6 @@ KEEP = (
     "status.nodeInfo.systemUUID",
 )
 """The fields of a node that are requested."""
-_GPU_COUNT = "gpunodes.dev/gpu-count"
-"""Node label: the number of GPUs that the machine had when it joined the cluster."""
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 
@@ -54,7 +52,7 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     # A removed device plugin leaves the name of its resource behind, with zero devices.
-    capacity, labelled = _devices(status.get("capacity") or {}), _number(labels.get(_GPU_COUNT))
+    capacity, labelled = _devices(status.get("capacity") or {}), _number(labels.get(devices.COUNT))
     # GPUs in ResourceSlices are not allocatable: a repair verifies them on the machine.
     by_claims = labels.get(devices.SERVING) == devices.DRA
     info = status.get("nodeInfo") or {}

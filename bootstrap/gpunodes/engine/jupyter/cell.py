@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunodes import shape
+from gpunodes.engine.deadline import LoopbackConnection
 from gpunodes.engine.jupyter.websocket import WebSocket, WebSocketError
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
@@ -100,7 +101,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _call(port: int, method: str, path: str, headers: Mapping[str, str], body: str | None = None) -> dict[str, Any]:
     """The JSON document of a response, {} without one."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_CALL_S)
+    connection = LoopbackConnection(port, _CALL_S)
     try:
         connection.request(method, path, body, {**headers, "Content-Type": "application/json"})
         response = connection.getresponse()

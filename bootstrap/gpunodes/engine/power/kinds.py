@@ -18,6 +18,7 @@ WOL = "wol"
 KINDS = ("redfish", "ipmi", "command", WOL)
 _WITHOUT_PASSWORD = frozenset({"command", WOL})
 _PASSWORD_COMMAND_S = 30
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _UNBRACKETED = re.compile(r"[A-Za-z]+://(?:[^/@]*@)?([^/@\[\]:]*:[^/@\[\]:]*:[^/@\[\]]*)")
 """A URL whose host has several colons: it is unclear where the port begins (RFC 3986, 3.2.2)."""
 
@@ -43,7 +44,9 @@ def access(
             f"gpunodes_bmc_type of {machine} is {kind!r}", f"one of {', '.join(KINDS)}", "correct the inventory"
         )
     address, command = str(settings["gpunodes_bmc_address"] or ""), str(settings["gpunodes_bmc_command"] or "")
-    known = (str(settings["gpunodes_bmc_mac"]),) if settings["gpunodes_bmc_mac"] else tuple(macs)
+    # A machine may report anything.
+    own = tuple(each for each in macs if _MAC.fullmatch(each))
+    known = (str(settings["gpunodes_bmc_mac"]),) if settings["gpunodes_bmc_mac"] else own
     required, name = {
         "command": (command, "gpunodes_bmc_command"),
         WOL: (known, "gpunodes_bmc_mac, and the machine never reported one"),

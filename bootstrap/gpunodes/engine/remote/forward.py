@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from gpunodes.engine.deadline import LoopbackConnection
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import commands, openssh, shell
 from gpunodes.engine.remote.commands import Become
@@ -141,7 +142,7 @@ def request(control: Path, local: int, address: str, port: int) -> str:
 
 def unanswered(local: int, path: str) -> str:
     """Why no HTTP server answers at the other end of a port of 127.0.0.1, "" if one does, with whatever status."""
-    connection = http.client.HTTPConnection("127.0.0.1", local, timeout=_ANSWER_S)
+    connection = LoopbackConnection(local, _ANSWER_S)
     try:
         connection.request("GET", path)
         connection.getresponse().read(1)

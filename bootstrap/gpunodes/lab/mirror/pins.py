@@ -69,6 +69,8 @@ class ExtraImage:
     """The component's programs, and where the image has each; the first is the entrypoint."""
     entrypoint: bool
     packages: tuple[str, ...]
+    wheel: str = ""
+    """A Python package that Debian does not have, as a line of pip's requirements with its checksum."""
 
 
 @dataclass(frozen=True)
@@ -149,4 +151,5 @@ def _extra(entry: Mapping[str, Any], components: Mapping[str, Component]) -> Ext
         entry.get("programs", {}),
         entry.get("entrypoint", True),
         tuple(entry.get("packages", ())),
+        entry.get("wheel", ""),
     )

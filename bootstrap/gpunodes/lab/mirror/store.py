@@ -36,7 +36,7 @@ def locked(cache: Path, progress: Callable[[str], None]) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another build of the mirror")
+            progress("waiting for another command that fills the same cache")
             fcntl.flock(handle, fcntl.LOCK_EX)
         # Remains of a killed build: while the lock is held, no other build uses the cache.
         for folder in cache.glob(".*.????????"):

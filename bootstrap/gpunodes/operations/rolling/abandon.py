@@ -84,9 +84,13 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
         with contextlib.suppress(ValueError):
             record = recording.parse(stored)
         node, rollout = command.cluster.node(name), record.id if record else ""
+        returned = node is not None and command.cluster.return_plugin(name)
+        if returned:
+            command.report(machine, "the device plugin returns to its node")
         if node is not None and node.rollout:
             rollout = node.rollout
-            why = _unhealthy(command, node, machine, record) if record is None or record.applied else ""
+            began = record is None or record.applied
+            why = _unhealthy(command, machine, record, name, wait=returned) if began else ""
             if why:
                 command.cluster.give_up(name, rollout, f"a roll-out was abandoned on it: {why}")
             command.cluster.end_rollout(name, rollout)
@@ -118,11 +122,21 @@ def _on_disk(record: RolloutRecord, machine: str, cluster: str) -> RolloutRecord
     return record.to(record.stage, machine=machine, cluster=cluster)
 
 
-def _unhealthy(command: RolloutCommand, node: Node, machine: str, record: RolloutRecord | None) -> str:
-    """What is wrong with a node on which the work was begun, "" for nothing: looked at once."""
-    capacity = record.capacity if record else node.expected
-    if why := verification.unready(node, capacity):
-        return why
+def _unhealthy(command: RolloutCommand, machine: str, record: RolloutRecord | None, name: str, *, wait: bool) -> str:
+    """What is wrong with the node ``name`` on which the work was begun, "" for nothing.
+
+    Looked at once; with ``wait`` until its device plugin offers the GPUs.
+    """
+    deadline = time.monotonic() + (command.limits.verify if wait else 0)
+    while True:
+        node = command.cluster.node(name)
+        capacity = record.capacity if record else node.expected if node else None
+        why = verification.unready(node, capacity)
+        if not why:
+            break
+        if time.monotonic() >= deadline:
+            return why
+        time.sleep(command.limits.poll)
     if machine not in command.machines:
         return "its machine is not in the inventory, and cannot be checked"
     seen = command.fleet.scan([command.machines[machine]], full=False)[machine]

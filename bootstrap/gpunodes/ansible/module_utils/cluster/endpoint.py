@@ -12,7 +12,7 @@ from ..kubeadm import cluster_configuration
 from ..kubeadm.api_certificate import KUBEADM_CONFIG
 from ..problem import MachineProblem
 from ..report import Difference, Report
-from .nodes import NETWORK_LABEL, not_ready, pod_problem
+from .nodes import NETWORK_LABEL, NETWORK_SETS, is_proxy, not_ready, part_pods, pod_problem
 
 ANNOTATION = "gpunodes.dev/endpoint"
 """Annotation of kube-proxy's pods: the endpoint in the ConfigMap with which they started."""
@@ -114,7 +114,7 @@ def _proxy(client: Client, endpoint: str, report: Report, check: bool) -> None:
 def _network(client: Client, endpoint: str, report: Report, check: bool) -> None:
     """The network add-on of gpunodes, which reaches the API without kube-proxy."""
     host, _, port = endpoint.rpartition(":")
-    for found in client.get("/apis/apps/v1/daemonsets")["items"]:
+    for found in client.get(NETWORK_SETS)["items"]:
         template = found["spec"]["template"]
         if NETWORK_LABEL not in (template["metadata"].get("labels") or {}):
             continue
@@ -130,7 +130,7 @@ def _network(client: Client, endpoint: str, report: Report, check: bool) -> None
                     for kind in ("initContainers", "containers")
                     if template["spec"].get(kind)
                 }
-                path = f"/apis/apps/v1/namespaces/{meta['namespace']}/daemonsets/{meta['name']}"
+                path = f"{NETWORK_SETS}/{meta['name']}"
                 _patch(client, path, found, {"spec": {"template": {"spec": spec}}})
 
 
@@ -150,7 +150,7 @@ def _with(container: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, 
 
 def is_current(pod: Mapping[str, Any], endpoint: str) -> bool:
     """Whether a pod of kube-proxy or of the network add-on was started with this endpoint."""
-    if (pod["metadata"].get("labels") or {}).get("k8s-app") == "kube-proxy":
+    if is_proxy(pod):
         return bool((pod["metadata"].get("annotations") or {}).get(ANNOTATION) == endpoint)
     values = {each["name"]: each.get("value") for each in _variables(pod["spec"])}
     return _HOST not in values or values[_HOST] == endpoint.rpartition(":")[0]
@@ -158,9 +158,7 @@ def is_current(pod: Mapping[str, Any], endpoint: str) -> bool:
 
 def _pods(client: Client) -> list[Mapping[str, Any]]:
     """The pods of kube-proxy and of the network add-on that are not being deleted."""
-    found = client.get(f"{kube_api.SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
-    found += client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
-    return [pod for pod in found if not pod["metadata"].get("deletionTimestamp") and _node(pod)]
+    return [pod for pod in part_pods(client) if not pod["metadata"].get("deletionTimestamp") and _node(pod)]
 
 
 def _node(pod: Mapping[str, Any]) -> str:
@@ -168,7 +166,7 @@ def _node(pod: Mapping[str, Any]) -> str:
 
 
 def _kind(pod: Mapping[str, Any]) -> str:
-    return str((pod["metadata"].get("labels") or {}).get("k8s-app") == "kube-proxy")
+    return str(is_proxy(pod))
 
 
 def _ready_nodes(client: Client) -> set[str]:

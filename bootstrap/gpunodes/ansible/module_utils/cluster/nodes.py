@@ -20,6 +20,10 @@ CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 """Node label: the node is a control plane."""
 NETWORK_LABEL = "gpunodes.dev/network"
 """Label of the network add-on's pods."""
+_NETWORK = "kube-flannel"
+"""The namespace of the network add-on. Its users give pods of other namespaces any label."""
+NETWORK_PODS = f"/api/v1/namespaces/{_NETWORK}/pods"
+NETWORK_SETS = f"/apis/apps/v1/namespaces/{_NETWORK}/daemonsets"
 _PATTERNS = {
     "address": r"[0-9A-Fa-f:.]{0,45}",
     "version": r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}",
@@ -42,8 +46,7 @@ def info(required: bool) -> dict[str, Any] | None:
     client = Client(config) if required else Client(config, patience_s=20)
     version = client.get("/version")["gitVersion"]
     nodes = client.get("/api/v1/nodes")["items"]
-    pods = client.get(f"{kube_api.SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
-    pods += client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+    pods = part_pods(client)
     # GPUs of these nodes are not allocatable.
     gpus = slices.offered(client) if any(map(slices.is_served, nodes)) else {}
     return {
@@ -115,6 +118,7 @@ def describe(
         if slices.is_served(node)
         else sum(devices.counts(node["status"].get("allocatable", {})).values()),
         "gpus_verified": annotations.get(GPU_BOOT) == about["bootID"],
+        "plugin_away": pools.plugin_is_away(node),
         "managed": pools.managed(node),
     }
     invalid = [key for key, pattern in _PATTERNS.items() if not re.fullmatch(pattern, described[key])]
@@ -133,6 +137,23 @@ def not_ready(node: Mapping[str, Any]) -> str:
                 return ""
             return str(condition.get("message") or condition.get("reason") or "not Ready")
     return "its kubelet has not reported yet"
+
+
+def part_pods(client: Client) -> list[Mapping[str, Any]]:
+    """The pods of kube-proxy and of the network add-on."""
+    found: list[Mapping[str, Any]] = client.get(f"{kube_api.SYSTEM}/pods", labelSelector="k8s-app=kube-proxy")["items"]
+    return found + list(client.get(NETWORK_PODS, labelSelector=NETWORK_LABEL)["items"])
+
+
+def is_proxy(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod is of kube-proxy."""
+    metadata = pod["metadata"]
+    return metadata["namespace"] == "kube-system" and (metadata.get("labels") or {}).get("k8s-app") == "kube-proxy"
+
+
+def is_network(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod is of the network add-on."""
+    return pod["metadata"]["namespace"] == _NETWORK and NETWORK_LABEL in (pod["metadata"].get("labels") or {})
 
 
 def on_node(pods: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:

@@ -45,6 +45,7 @@ def up(given: Sequence[Mapping[str, Any]], name: str, version: str, check: bool)
     client = kube_api.admin()
     wanted = sorted((_marked(each, name, version) for each in given), key=_order)
     known = _Kinds(client)
+    _check_spaces(known, wanted, name)
     _check_ours(client, known, wanted, name)
     first = [each for each in wanted if each["kind"] in _FIRST]
     changed, differences = objects.apply(first, check)
@@ -101,8 +102,11 @@ def installed() -> dict[str, str]:
     client = kube_api.admin()
     found: dict[str, str] = {}
     for folder in (*(f"/apis/apps/v1/{kind}" for kind in _WORKLOADS), _CRDS):
-        for each in client.get(folder, labelSelector=LABEL)["items"]:
+        for each in _own(client, client.get(folder, labelSelector=LABEL)["items"]):
             about = each["metadata"]
+            # The API server deletes a kind a moment after the command.
+            if about.get("deletionTimestamp"):
+                continue
             found[about["labels"][LABEL]] = str((about.get("annotations") or {}).get(VERSION, ""))
     return found
 
@@ -150,6 +154,24 @@ class _Kinds:
         return True
 
 
+def _check_spaces(known: _Kinds, wanted: Sequence[Mapping[str, Any]], name: str) -> None:
+    """Raise MachineProblem for objects that would not count as the add-on's (``_own``)."""
+    own = {"kube-system", *(str(each["metadata"]["name"]) for each in wanted if each["kind"] == "Namespace")}
+    paths = [known.path(each) if known.has(each) else _space_path(each) for each in wanted]
+    others = {path.split("/namespaces/")[1].split("/")[0] for path in paths if path.count("/namespaces/")} - own
+    if others:
+        raise MachineProblem(
+            f"{name} has objects in the namespace {min(others)}, which its objects do not contain",
+            "objects in kube-system, or in namespaces that are among them",
+            "add that Namespace to the file",
+        )
+
+
+def _space_path(each: Mapping[str, Any]) -> str:
+    space = each["metadata"].get("namespace")
+    return f"/namespaces/{space}/" if space else ""
+
+
 def _check_ours(client: Client, known: _Kinds, wanted: Sequence[Mapping[str, Any]], name: str) -> None:
     foreign = []
     for each in wanted:
@@ -181,12 +203,27 @@ def _true_conditions(found: Mapping[str, Any]) -> set[str]:
     return {str(each["type"]) for each in conditions if each["status"] == "True"}
 
 
+def _own(client: Client, labelled: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Those of these objects that are of the add-on of their label: of no namespace, of kube-system, or of its own.
+
+    Who may make objects in another namespace may give them the label, too.
+    """
+    spaces: dict[str, str] | None = None
+    for each in labelled:
+        space, name = each["metadata"].get("namespace", ""), each["metadata"]["labels"][LABEL]
+        if space and spaces is None:
+            listed = client.get("/api/v1/namespaces", labelSelector=LABEL)["items"]
+            spaces = {one["metadata"]["name"]: one["metadata"]["labels"][LABEL] for one in listed}
+        if space in {"", "kube-system"} or (spaces or {}).get(space) == name:
+            yield each
+
+
 def _labelled(client: Client, name: str) -> list[tuple[str, dict[str, Any]]]:
     """The objects of an add-on with their paths, of all kinds, in the order in which they were applied."""
     found = []
     for base, resource in _resources(client):
         listed = client.find(f"{base}/{resource['name']}?labelSelector={LABEL}%3D{name}")
-        for each in (listed or {}).get("items", ()):
+        for each in _own(client, (listed or {}).get("items", ())):
             if each["metadata"].get("ownerReferences") or each["metadata"].get("deletionTimestamp"):
                 continue
             space = f"namespaces/{each['metadata']['namespace']}/" if resource["namespaced"] else ""
@@ -281,7 +318,7 @@ def _unready(client: Client, name: str) -> str:
     """Why a workload of the add-on does not run, "" if all do."""
     count = 0
     for kind in _WORKLOADS:
-        for each in client.get(f"/apis/apps/v1/{kind}", labelSelector=f"{LABEL}={name}")["items"]:
+        for each in _own(client, client.get(f"/apis/apps/v1/{kind}", labelSelector=f"{LABEL}={name}")["items"]):
             count += 1
             space = f"namespaces/{each['metadata']['namespace']}"
             path = f"/apis/apps/v1/{space}/{kind}/{each['metadata']['name']}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import kube_api
 from ..kube_api import ApiError, Client
-from .nodes import NETWORK_LABEL, READY_BOOT, event_text, not_ready, on_node, pod_problem
+from .nodes import NETWORK_PODS, READY_BOOT, event_text, is_network, is_proxy, not_ready, on_node, pod_problem
 
 _PODS = f"{kube_api.SYSTEM}/pods"
 _POLL_S = 2.0
@@ -104,7 +104,7 @@ def _read(client: Client, names: Sequence[str]) -> tuple[dict[str, Mapping[str, 
     """The existing nodes by name, and at least the pods of kube-system and of the network add-on on them."""
     if len(names) > _FEW:
         nodes = client.get("/api/v1/nodes")["items"]
-        pods = client.get(_PODS)["items"] + client.get("/api/v1/pods", labelSelector=NETWORK_LABEL)["items"]
+        pods = client.get(_PODS)["items"] + client.get(NETWORK_PODS)["items"]
     else:
         nodes = [node for name in names if (node := client.find(f"/api/v1/nodes/{name}"))]
         pods = [
@@ -124,8 +124,8 @@ def _dns_problem(client: Client) -> str:
 
 def _parts_run(watch: _Watch, pods: Sequence[Mapping[str, Any]]) -> bool:
     """Whether kube-proxy and the network add-on run on the node; otherwise records what the node waits for."""
-    proxies = [pod for pod in pods if _label(pod, "k8s-app") == "kube-proxy"]
-    for title, found in (("kube-proxy", proxies), ("network add-on", [p for p in pods if _label(p, NETWORK_LABEL)])):
+    parts = {"kube-proxy": filter(is_proxy, pods), "network add-on": filter(is_network, pods)}
+    for title, found in ((title, list(own)) for title, own in parts.items()):
         if not found:
             watch.reason = f"no pod of the {title} is on it yet"
             return False
@@ -160,10 +160,6 @@ def _has_no_network(client: Client, watches: Sequence[_Watch]) -> bool:
     for watch in left:
         watch.reason += "; the cluster has no network add-on yet: install yours, then run the command again"
     return True
-
-
-def _label(pod: Mapping[str, Any], name: str) -> str:
-    return str((pod["metadata"].get("labels") or {}).get(name, ""))
 
 
 def _network_unavailable(node: Mapping[str, Any], running_s: float) -> str:
@@ -215,8 +211,7 @@ def _network_problem(client: Client, node: str) -> str:
     try:
         _, pods = _read(client, [node])
         for pod in on_node(pods, node):
-            network = _label(pod, "k8s-app") == "kube-proxy" or _label(pod, NETWORK_LABEL)
-            if network and (problem := pod_problem(pod)):
+            if (is_proxy(pod) or is_network(pod)) and (problem := pod_problem(pod)):
                 meta = pod["metadata"]
                 path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/log"
                 log = str(client.get(path, tailLines="1").get("message", "")).strip()

@@ -92,6 +92,12 @@ def pull(name: str, limit_s: float) -> CommandResult:
     return run(["sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", name], limit_s)
 
 
+def complete(name: str) -> None:
+    """Note that an image which ``pull`` could not pull was pulled in another way."""
+    run(["sync", "--file-system", "/var/lib/containerd"])
+    disk.remove(_mark(name))
+
+
 def _mark(name: str) -> str:
     """The file that marks an image while its pull is in progress."""
     return f"{_FETCHES}/{name.replace('/', '_')}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from urllib.parse import urlsplit
 
-from .. import disk, ledger, openpgp, packages
+from .. import apt_sources, disk, ledger, openpgp, packages
 from ..problem import MachineProblem
 from ..process import must
 from ..proxies import Proxies, login, public
@@ -35,9 +35,17 @@ class Sources:
         return manager
 
     def configure(self, repository: Repository) -> None:
-        """Write the source's key and file."""
+        """Write the source's key and file, unless the machine has the source with another key in another file.
+
+        Files of that kind are what Kubernetes' and Docker's own instructions write.
+        """
         key_path, source_path = self._paths(repository)
-        if repository.key.startswith("/"):
+        other = self._elsewhere(repository)
+        if other and {*repository.components.split()} <= {*other.components}:
+            return
+        if other:
+            key_path = other.signed_by
+        elif repository.key.startswith("/"):
             key_path = repository.key
         else:
             files.write(self._changes, File(key_path, self._key(repository, key_path)))
@@ -45,6 +53,16 @@ class Sources:
         text = render(repository, key_path, self._apt, used)
         mode = "0600" if used and used.secret and not self._apt else "0644"
         files.write(self._changes, File(source_path, text, mode))
+
+    def _elsewhere(self, repository: Repository) -> apt_sources.AptSource | None:
+        """The source in a file that gpunodes did not write, with another key; None without one.
+
+        Two keys for one source stop apt: "Conflicting values set for option Signed-By".
+        """
+        key_path, source_path = self._paths(repository)
+        own = repository.key if repository.key.startswith("/") else key_path
+        found = apt_sources.find(repository.url, repository.suite, source_path) if self._apt else None
+        return found if found and found.signed_by != own else None
 
     def available(self, requested: Sequence[packages.RequestedPackage]) -> Mapping[str, Sequence[str]]:
         """The versions of the packages, best first; reads the sources again if they lack one."""
@@ -88,7 +106,7 @@ class Sources:
         self._renewed = True
         changed = False
         for repository in self._changes.spec.repositories:
-            if "://" not in repository.key:
+            if "://" not in repository.key or self._elsewhere(repository):
                 continue
             try:
                 key = keys.checked_key(self._fetched(repository), repository)
@@ -154,7 +172,8 @@ def render(repository: Repository, key_path: str, apt: bool, used: Proxies | Non
     """The source's file: deb822 for apt (sources.list(5)), an ini section for dnf, which has its proxy there."""
     if apt:
         components = f"Components: {repository.components}\n" if repository.components else ""
-        return f"Types: deb\nURIs: {repository.url}\nSuites: {repository.suite}\n{components}Signed-By: {key_path}\n"
+        signed = f"Signed-By: {key_path}\n" if key_path else ""
+        return f"Types: deb\nURIs: {repository.url}\nSuites: {repository.suite}\n{components}{signed}"
     # Only gpunodes installs these packages: pkgs.k8s.io's own instructions exclude them from upgrades too.
     return (
         f"[gpunodes-{repository.name}]\nname={repository.name}\nbaseurl={repository.url}\nenabled=1\ngpgcheck=1\n"

@@ -116,13 +116,7 @@ def stored_configuration(client: Client, workshop: expected.Workshop) -> dict[st
 def compare(wanted: Wanted, client: Client) -> Compared:
     """Compare manifests, kubeadm's configuration, files and the certificate; raises MachineProblem."""
     with expected.Workshop() as workshop:
-        pods = {component: workshop.data(_present(component), f"the manifest of {component}") for component in _ALL}
-        stored = stored_configuration(client, workshop)
-        _check_kubeadm(pods)
-        running = drift.arguments(pods[drift.API_SERVER], drift.API_SERVER)
-        node = drift.arguments(pods[drift.ETCD], drift.ETCD).get("name", "")
-        place = {"address": running.get("advertise-address", ""), "name": node}
-        _check_place(place)
+        pods, stored, place = _read(workshop, client)
         configuration = drift.merged(stored, wanted.configuration)
         own = drift.with_running(configuration, pods)
         texts = workshop.manifests(own, place, wanted.patches, pods)
@@ -137,7 +131,36 @@ def compare(wanted: Wanted, client: Client) -> Compared:
     missing = _missing_names(stored)
     found += [Drift(drift.CERTIFICATE, name, None, "a name in it") for name in missing]
     found += drift.of_creation(wanted.configuration, stored, pods, wanted.networks)
-    return Compared(found, stored, configuration, manifests, missing, place["address"], node)
+    return Compared(found, stored, configuration, manifests, missing, place["address"], place["name"])
+
+
+def lost(patches: Mapping[str, Mapping[str, Any]], client: Client) -> list[Drift]:
+    """What the next upgrade by kubeadm changes in the manifests beside versions; raises MachineProblem.
+
+    Neither kubeadm's configuration in the cluster nor ``patches`` have it: a user edited a manifest, or gave kubeadm
+    patches of their own.
+    """
+    with expected.Workshop() as workshop:
+        pods, stored, place = _read(workshop, client)
+        kept = drift.merged(stored, stored)
+        kept["apiServer"]["extraVolumes"] = drift.volumes(stored)
+        found: list[Drift] = []
+        for component, made in workshop.manifests(drift.with_running(kept, pods), place, patches, pods).items():
+            pod = workshop.data(made, f"kubeadm's manifest of {component}")
+            found += drift.of_pod(component, pods[component], pod, stored)
+    return found
+
+
+def _read(workshop: expected.Workshop, client: Client) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """The static pods, kubeadm's configuration in the cluster, and the machine's address and name in it."""
+    pods = {component: workshop.data(_present(component), f"the manifest of {component}") for component in _ALL}
+    stored = stored_configuration(client, workshop)
+    _check_kubeadm(pods)
+    running = drift.arguments(pods[drift.API_SERVER], drift.API_SERVER)
+    node = drift.arguments(pods[drift.ETCD], drift.ETCD).get("name", "")
+    place = {"address": running.get("advertise-address", ""), "name": node}
+    _check_place(place)
+    return pods, stored, place
 
 
 _ALL = tuple(drift.SECTIONS)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import disk, facts, kube_api, ledger, tree
-from ..ledger import Ledger
 from ..problem import MachineProblem
 from ..report import Difference, Report
 from . import command, versions
@@ -30,12 +29,13 @@ def upgrade(
     What is done follows from the machine and its cluster. The ledger has only whether a run of kubeadm has ended, since
     its last steps leave no trace; kubeadm repeats those that were done.
 
-    Raises MachineProblem, before anything is changed, for a machine that gpunodes did not make a node, for a downgrade,
-    and for another kubeadm than that of ``target``.
+    The machine may be a node that others made by kubeadm. Raises MachineProblem, before anything is changed, for one
+    that is no node, for a downgrade, and for another kubeadm than that of ``target``.
     """
     machine_ledger = ledger.load()
     role = facts.kubernetes()["role"]
-    _check_node(role, machine_ledger)
+    if role is None:
+        raise MachineProblem("this machine is not a node", "a node of the cluster", "join it, or leave it out")
     report = Report()
     if machine_ledger.upgrade:
         _restore_manifests(report, check)
@@ -69,17 +69,6 @@ def upgrade(
     machine_ledger.save()
     _remove_old_backups()
     return report
-
-
-def _check_node(role: str | None, machine_ledger: Ledger) -> None:
-    if role is None:
-        raise MachineProblem("this machine is not a node", "a node of the cluster", "join it, or leave it out")
-    if not machine_ledger.kubeadm:
-        raise MachineProblem(
-            "gpunodes did not make this machine a node",
-            "a machine that gpunodes joined, because it undoes only its own changes",
-            "upgrade it by hand, as kubeadm's documentation says",
-        )
 
 
 def _check_order(present: str, cluster: str, target: str) -> None:

@@ -1,18 +1,20 @@
-"""What kubelets report of their feature gates; tests/repair has a real API server in between."""
+"""What kubelets report of their settings; tests/repair has a real API server in between."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import kube_api, kubeconfig
-from gpunodes.ansible.module_utils.cluster import kubelet_gates, nodes
+from gpunodes.ansible.module_utils.cluster import kubelet_settings, nodes
 from gpunodes.ansible.module_utils.kube_api import ApiError
 from gpunodes.ansible.module_utils.kubeconfig import Kubeconfig
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.planner import reports
+from gpunodes.planner.kubelet_layers import FIELDS
 
 from tests.hostile import ATTACKS
 
@@ -34,7 +36,7 @@ class Api:
         self.asked: list[str] = []
         self.lock = threading.Lock()
         monkeypatch.setattr(kubeconfig, "load", lambda _: CONFIG)
-        monkeypatch.setattr(kubelet_gates, "Client", lambda *_, **__: self)
+        monkeypatch.setattr(kubelet_settings, "Client", lambda *_, **__: self)
 
     def get(self, path: str) -> Any:
         if path == "/api/v1/nodes":
@@ -50,7 +52,7 @@ class Api:
         return answer
 
     def find(self, path: str) -> Any:
-        assert path == kubelet_gates.CONFIG
+        assert path == kubelet_settings.CONFIG
         return {"data": {"kubelet": self.text}} if self.text else None
 
     def close(self) -> None:
@@ -65,47 +67,52 @@ def test_only_kubelets_of_ready_nodes_that_gpunodes_made_are_queried(monkeypatch
         node("foreign", annotations={}),
         node("cloud", annotations={}, spec={"providerID": "aws:///i-1"}),
         node("down", status={"conditions": [{"type": "Ready", "status": "Unknown"}]}),
-        a={"kubeletconfig": {"featureGates": {"AllBeta": True}}},
+        a={"kubeletconfig": {"featureGates": {"AllBeta": True}, "maxPods": 110, "podPidsLimit": 9}},
     )
-    assert kubelet_gates.report() == {
+    assert kubelet_settings.report(FIELDS) == {
         "problem": "",
         "cluster": {},
-        "nodes": {"a": {"AllBeta": True}, "scaled": {}},
+        "nodes": {"a": {"featureGates": '{"AllBeta": true}', "podPidsLimit": "9"}, "scaled": {}},
         "silent": {},
     }
-    assert sorted(api.asked) == [f"/api/v1/nodes/{name}/proxy/configz" for name in ("a", "scaled")]
+    assert kubelet_settings.report([*FIELDS, "maxPods"])["nodes"]["a"]["maxPods"] == "110"
+    assert sorted(set(api.asked)) == [f"/api/v1/nodes/{name}/proxy/configz" for name in ("a", "scaled")]
 
 
 def test_a_kubelet_that_does_not_respond_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     Api(monkeypatch, node("a"), node("b"), node("c"), b=ApiError(503, "x" * 900), c=0.01)
-    found = kubelet_gates.report()
+    found = kubelet_settings.report(FIELDS)
     assert found["nodes"] == {"a": {}}
     assert found["silent"]["b"].startswith("the Kubernetes API reports: xxx")
     assert len(found["silent"]["b"]) == 300
     assert found["silent"]["c"] == "no complete answer within 4 s"
 
 
-def test_no_kubelet_is_queried_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubelet_gates, "_AT_ONCE", 2)
-    monkeypatch.setattr(kubelet_gates, "_WHOLE_S", 0.3)
+def test_no_kubelet_is_waited_for_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for those that were queried before, nor for further ones."""
+    monkeypatch.setattr(kubelet_settings, "_AT_ONCE", 2)
+    monkeypatch.setattr(kubelet_settings, "_WHOLE_S", 0.5)
     names = [f"n{number}" for number in range(40)]
-    api = Api(monkeypatch, *map(node, names), **dict.fromkeys(names, 0.2))
+    api = Api(monkeypatch, *map(node, names), **{**dict.fromkeys(names, 0.2), "n1": 30.0})
     began = time.monotonic()
-    found = kubelet_gates.report()
+    found = kubelet_settings.report(FIELDS)
     assert time.monotonic() - began < 10
     assert list(found["silent"]) == names
     assert len(api.asked) < len(names)
-    assert set(found["silent"].values()) == {"no complete answer within 4 s", "it was not queried within 0 s"}
+    assert set(found["silent"].values()) == {
+        "no complete answer within 4 s",
+        "no answer within the 0 s for all kubelets",
+    }
 
 
 def test_kubelets_that_hang_do_not_keep_others_from_being_queried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubelet_gates, "_AT_ONCE", 4)
-    monkeypatch.setattr(kubelet_gates, "_WHOLE_S", 1.0)
+    monkeypatch.setattr(kubelet_settings, "_AT_ONCE", 4)
+    monkeypatch.setattr(kubelet_settings, "_WHOLE_S", 1.0)
     hanging = [f"a{number}" for number in range(40)]
     api = Api(
         monkeypatch, *map(node, [*hanging, *(f"b{number}" for number in range(200))]), **dict.fromkeys(hanging, 0.4)
     )
-    assert len(kubelet_gates.report()["nodes"]) > 10
+    assert len(kubelet_settings.report(FIELDS)["nodes"]) > 10
     assert len(api.asked) > 10
 
 
@@ -115,22 +122,30 @@ WRONG: list[Any] = [
     "text",
     {"message": "garbage"},
     {"kubeletconfig": []},
-    {"kubeletconfig": {"featureGates": ["AllBeta"]}},
-    {"kubeletconfig": {"featureGates": {"AllBeta": "true"}}},
-    {"kubeletconfig": {"featureGates": {"AllBeta": 1}}},
-    {"kubeletconfig": {"featureGates": {"x" * 101: True}}},
-    {"kubeletconfig": {"featureGates": {f"Gate{number}": True for number in range(501)}}},
-    *({"kubeletconfig": {"featureGates": {attack: True}}} for attack in ATTACKS),
+    {"kubeletconfig": {"featureGates": {f"Gate{number}": True for number in range(5000)}}},
+    {"kubeletconfig": {"podPidsLimit": "x" * (1 << 16)}},
+    {"kubeletconfig": {"providerID": ATTACKS[0] * 5000}},
 ]
 
 
 @pytest.mark.parametrize("answer", WRONG)
 def test_an_answer_of_another_form_names_its_kubelet(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     Api(monkeypatch, node("a"), node("b"), b=answer)
-    found = kubelet_gates.report()
+    found = kubelet_settings.report(FIELDS)
     assert found["nodes"] == {"a": {}}
-    assert found["silent"]["b"].startswith("its answer has no valid feature gates")
-    assert reports.kubelet_gates_problem(found) == ""
+    assert found["silent"]["b"].startswith(("its answer has no configuration", "its answer is too long"))
+    assert reports.kubelet_settings_problem(found) == ""
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_a_kubelet_says_stays_one_text_of_json(monkeypatch: pytest.MonkeyPatch, attack: str) -> None:
+    shown = {"featureGates": {attack: True}, "podPidsLimit": [attack], "providerID": attack, attack: 1}
+    Api(monkeypatch, node("a"), a={"kubeletconfig": shown})
+    found = kubelet_settings.report(FIELDS)
+    assert reports.kubelet_settings_problem(found) == ""
+    assert {name: json.loads(text) for name, text in found["nodes"]["a"].items()} == {
+        name: value for name, value in shown.items() if name != attack
+    }
 
 
 def test_what_a_kubelet_sends_with_an_error_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +172,10 @@ def test_what_a_kubelet_sends_with_an_error_is_no_bug(monkeypatch: pytest.Monkey
 
 def test_without_a_cluster_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubeconfig, "load", lambda _: None)
-    assert kubelet_gates.report() == {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
+    assert kubelet_settings.report(FIELDS) == {"problem": "", "cluster": {}, "nodes": {}, "silent": {}}
 
 
-def test_kubectl_is_needed_only_where_the_cluster_sets_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubectl_is_needed_only_where_kubelets_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     class Workshop:
@@ -176,15 +191,16 @@ def test_kubectl_is_needed_only_where_the_cluster_sets_gates(monkeypatch: pytest
                 raise MachineProblem("the ConfigMap cannot be read")
             return {"featureGates": {"AllBeta": True}}
 
-    monkeypatch.setattr(kubelet_gates, "Workshop", Workshop)
+    monkeypatch.setattr(kubelet_settings, "Workshop", Workshop)
     api = Api(monkeypatch, node("a"))
-    api.text = "kind: KubeletConfiguration\n"
-    assert kubelet_gates.report()["cluster"] == {}
+    assert kubelet_settings.report(FIELDS)["cluster"] == {}
+    api.text, api.listed = "featureGates: {AllBeta: true}\n", ()
+    assert kubelet_settings.report(FIELDS)["cluster"] == {}
     assert read == []
-    api.text = "featureGates: {AllBeta: true}\n"
-    assert kubelet_gates.report()["cluster"] == {"AllBeta": True}
+    api.listed = (node("a"),)
+    assert kubelet_settings.report(FIELDS)["cluster"] == {"featureGates": '{"AllBeta": true}'}
     api.text = "featureGates: bad\n"
-    assert kubelet_gates.report() == {
+    assert kubelet_settings.report(FIELDS) == {
         "problem": "the ConfigMap cannot be read",
         "cluster": {},
         "nodes": {},

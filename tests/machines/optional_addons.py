@@ -1,0 +1,71 @@
+"""Optional add-ons on machines: each comes, is found unchanged, and goes. The mirror of the lab has their images."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from .conftest import LabSpec, Operator
+
+IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+WAIT_S = 300.0
+"""Seconds for what controllers and add-ons do on emulated machines."""
+SERVES = "mkdir /tmp/www && echo served >/tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
+READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
+"""Of a container that runs ``SERVES``."""
+
+
+def lab(*images: str) -> LabSpec:
+    """A lab with a mirror that has these further images."""
+    options = tuple(word for name in images for word in ("--images", name))
+    # Kubelets have serving certificates, which metrics-server and Prometheus verify.
+    settings = {"gpunodes_serving_certificates": True}
+    return LabSpec("debian13", workers=2, up_options=options, cluster=(), settings=settings)
+
+
+def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
+    began = time.monotonic()
+    while not seen():
+        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
+        time.sleep(3)
+    print(f"{what}: {time.monotonic() - began:.0f} s")
+
+
+def apply(operator: Operator, manifest: str) -> None:
+    operator.ssh("control-1", f"cat >/run/addon.yml <<'END'\n{manifest}\nEND")
+    operator.kubectl("apply", "-f", "/run/addon.yml")
+
+
+def installed(operator: Operator) -> set[str]:
+    return {each["name"] for each in operator.document("addon", "list")["addons"] if each["installed"]}
+
+
+def comes(operator: Operator, name: str) -> None:
+    """Install an add-on: a dry run changes nothing, and neither does a second run."""
+    would = operator.document("addon", "up", name, "--dry-run")["changes"]
+    assert would
+    assert name not in installed(operator)
+    assert sorted(operator.document("addon", "up", name)["changes"]) == sorted(would)
+    assert name in installed(operator)
+    operator.gpunodes("addon", "verify", name)
+    assert operator.document("addon", "up", name)["changes"] == []
+
+
+def goes(operator: Operator, name: str) -> None:
+    """Remove an add-on: no object of any kind remains."""
+    assert operator.document("addon", "down", name, "--yes")["changes"]
+    assert name not in installed(operator)
+    # The cluster deletes what belongs to the objects, such as pods, afterwards.
+    until(f"nothing of {name} is left", lambda: not labelled(operator, name))
+    assert operator.document("addon", "down", name, "--yes")["changes"] == []
+
+
+def labelled(operator: Operator, name: str) -> str:
+    kubectl = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
+    kinds = f"{kubectl} api-resources --verbs=list -o name | grep -v '^componentstatuses$' | paste -sd,"
+    return operator.ssh("control-1", f'{kubectl} get "$({kinds})" -A -l gpunodes.dev/addon={name} -o name').strip()
+
+
+def refusal(operator: Operator, name: str) -> str:
+    """Why an add-on is not removed."""
+    return " ".join(operator.gpunodes("addon", "down", name, "--yes", code=1).stderr.split())
