@@ -24,7 +24,7 @@ NAMESPACE = ["unshare", "--mount", "--net", "--propagation=private", *(["--map-r
 
 SETUP = """
 import json, os, pathlib, subprocess, sys
-from gpunodes.ansible.module_utils import firewall, ledger, packages, undo
+from gpunodes.ansible.module_utils import firewall, kubeconfig, ledger, packages, tree, undo
 from gpunodes.ansible.module_utils.host import services
 from gpunodes.ansible.module_utils.kubeadm import reset
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -109,6 +109,35 @@ report(refused=refused, survived=survived, kept=kept, again=again, pid=user.pid,
     assert "umount" in found["refused"]
     assert (found["again"], found["existing"], found["removed"]) == ("", [], [])
     assert not [call for call in found["calls"] if "lazy" in call or "kubeadm reset" in call]
+
+
+def test_machine_that_others_joined_is_reset_only_if_it_leaves_its_own_cluster() -> None:
+    """An interrupted reset goes on, although the CA that allowed it is gone."""
+    found = in_namespace("""
+make("/etc/kubernetes/pki/ca.crt", "ours")
+make("/etc/kubernetes/kubelet.conf", "broken")
+make("/var/lib/etcd/member")
+kubeconfig.ca_hash = lambda text: f"sha256:{text}"
+kubeconfig.load = lambda path: None
+refused = [error(reset.remains), error(lambda: reset.remains("sha256:another"))]
+removed = reset.remains("sha256:ours")
+trees = tree.remove
+def stop(path, **options):
+    if path == "/var/lib/etcd":
+        raise MachineProblem("interrupted", "", "")
+    trees(path, **options)
+tree.remove = stop
+stopped = error(reset.reset)
+tree.remove = trees
+left = reset.remains()
+reset.reset()
+report(refused=refused, removed=removed, stopped=stopped, left=left, end=reset.remains(),
+    paths=["/var/lib/etcd/member"])
+""")
+    assert all("gpunodes did not create it" in each for each in found["refused"])
+    assert {"/etc/kubernetes", "/var/lib/etcd"} <= set(found["removed"])
+    assert "interrupted" in found["stopped"]
+    assert (found["left"], found["end"], found["existing"]) == (["/var/lib/etcd"], [], [])
 
 
 def test_running_kubelet_blocks_a_reset() -> None:

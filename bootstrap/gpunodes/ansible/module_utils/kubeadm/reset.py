@@ -43,6 +43,7 @@ def reset() -> None:
     os.RemoveAll in CleanDir), and empties etcd's folder before it checks for mounts. Otherwise does the same: stops the
     kubelet, removes the pods, and empties the same folders.
     """
+    _take_over()
     run(["systemctl", "stop", "kubelet"])
     if services.states(["kubelet"]).get("kubelet", {}).get("active"):
         raise MachineProblem("the kubelet does not stop", "a stopped kubelet", "see `journalctl -u kubelet`")
@@ -61,26 +62,37 @@ def reset() -> None:
     firewall.clean()
 
 
-def remains() -> list[str]:
+def remains(ca_hash: str = "") -> list[str]:
     """Everything that a reset would remove.
 
-    Raises MachineProblem if gpunodes did not join the machine to its cluster, or if the folders contain other mounts.
+    ``ca_hash`` is that of the cluster that the machine leaves ("sha256:..."), "" if it is not known: the machine may
+    have been joined by others. Raises MachineProblem if neither gpunodes joined it nor it has this CA, or if the
+    folders contain other mounts.
     """
     if not ledger.load().kubeadm:
         foreign = leftovers()
-        if foreign:
+        if not foreign:
+            return []
+        if not ca_hash or facts.kubernetes()["ca_hash"] != ca_hash:
             raise MachineProblem(
                 f"{foreign[0]} exists, but gpunodes did not create it",
-                "a machine that gpunodes joined, because it undoes only its own changes",
+                "a machine that gpunodes joined" + (", or one of this cluster" if ca_hash else ""),
                 "run `kubeadm reset` on the machine if that cluster is not needed",
             )
-        return []
     _check_unmounted(stopped=False)
     found = [path for path in _state() if tree.has_content(path)] + _cni_files()
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
     # The packages of Kubernetes contain this folder, with nothing but an empty folder manifests.
     found = [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]]
     return found + links + _mounts()
+
+
+def _take_over() -> None:
+    """Note that this reset was allowed: an interrupted one has removed the CA that allowed it."""
+    found = ledger.load()
+    if not found.kubeadm:
+        found.kubeadm = "join done"
+        found.save()
 
 
 def leftovers() -> list[str]:
