@@ -113,7 +113,7 @@ def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "none"))
     monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
-    monkeypatch.setattr(reset, "leftovers", list)
+    monkeypatch.setattr(reset, "leftovers", lambda control_plane=False: [])
     monkeypatch.setattr(command, "begin", lambda *_: None)
     monkeypatch.setattr(command, "run", run)
     monkeypatch.setattr(kube_api, "admin", lambda: Api({}))
@@ -249,3 +249,47 @@ def test_a_worker_whose_certificate_has_ended_joins_again(
     report = join.join("10.0.0.1:6443", "a.b", "sha256:a", True, {}, 60, check=False, ended=ended)
     assert report.actions == actions
     assert done == (["reset", "join"] if ended else [])
+
+
+@pytest.mark.parametrize(("ca", "progress"), [(None, ""), ("sha256:b", ""), ("sha256:a", ""), (None, "join started")])
+def test_a_join_removes_nothing_of_another_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca: str | None, progress: str
+) -> None:
+    """Without a kubelet.conf only the CA and the ledger tell whose files they are."""
+    state = {"role": None, "ca_hash": ca, "server": None}
+    done: list[str] = []
+    monkeypatch.setattr(facts, "kubernetes", lambda: state)
+    monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
+    monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger(kubeadm=progress))
+    monkeypatch.setattr(reset, "leftovers", lambda: ["/etc/kubernetes/admin.conf"])
+    monkeypatch.setattr(reset, "reset", lambda: done.append("reset"))
+    monkeypatch.setattr(command, "begin", lambda *_: None)
+    monkeypatch.setattr(command, "end", lambda *_: None)
+    monkeypatch.setattr(command, "run", lambda verb, *_: done.append(verb))
+    if progress or ca == "sha256:a":
+        join.join("10.0.0.1:6443", "a.b", "sha256:a", False, {}, 60, check=False)
+        assert done == ["reset", "join"]
+        return
+    with pytest.raises(MachineProblem, match=r"admin\.conf exists, but gpunodes did not create it"):
+        join.join("10.0.0.1:6443", "a.b", "sha256:a", False, {}, 60, check=True)
+    assert done == []
+
+
+def test_an_init_removes_nothing_of_another_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CA that its user made stays for kubeadm, which uses it."""
+    done: list[str] = []
+    for module, name in ((reset, "MANIFEST"), (reset, "ETCD"), (kubeconfig, "ADMIN"), (kubeconfig, "KUBELET")):
+        monkeypatch.setattr(module, name, str(tmp_path / "none"))
+    monkeypatch.setattr(facts, "kubernetes", lambda: {"ca_hash": None})
+    monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger())
+    monkeypatch.setattr(reset, "reset", lambda: done.append("reset"))
+    monkeypatch.setattr(command, "begin", lambda *_: None)
+    monkeypatch.setattr(command, "end", lambda *_: None)
+    monkeypatch.setattr(command, "run", lambda verb, *_: done.append(verb))
+    monkeypatch.setattr(kube_api, "admin", lambda: Api({}))
+    monkeypatch.setattr(reset, "leftovers", lambda control_plane: [kubeconfig.CA, facts.BOOTSTRAP])
+    with pytest.raises(MachineProblem, match=r"bootstrap-kubelet\.conf exists, but gpunodes did not create it"):
+        init.init([], {}, {}, 60, check=True)
+    monkeypatch.setattr(reset, "leftovers", lambda control_plane: [kubeconfig.CA])
+    init.init([], {}, {}, 60, check=False)
+    assert done == ["init"]

@@ -39,6 +39,8 @@ def join(
         return report
     leftovers = reset.leftovers()
     if leftovers:
+        if not machine_ledger.kubeadm:
+            reset.check_own(leftovers, ca_hash)
         report.add("reset an earlier join", _became_worker("interrupted"))
     document = {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
