@@ -221,11 +221,16 @@ def test_a_control_plane_that_a_restore_of_etcd_stopped_is_not_started(killed: P
 def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
     monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker", "ca_hash": "pin", "server": ""})
     ledger.Ledger(kubeadm="join started").save()
+    flags = killed.parent / "kubeadm-flags.env"
+    flags.write_text('KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.2 --register-with-taints=a:NoSchedule --v=2"\n')
+    monkeypatch.setattr(join, "_FLAGS", str(flags))
     done = ["finish an interrupted kubeadm join"]
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True).actions == done
     assert (mode(killed), ledger.load().kubeadm) == (0o644, "join started")
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == done
     assert (mode(killed), ledger.load().kubeadm) == (0o600, "join done")
+    # A pool that scales registers the node with other taints, in a file that these would override.
+    assert flags.read_text() == 'KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.2 --v=2"\n'
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == []
 
 
