@@ -156,7 +156,7 @@ def offered(operator: Operator) -> str:
 
 
 def test_pods_share_gpus_in_turns(operator: Operator) -> None:
-    """Four pods on two GPUs, which compute nothing here. Not run yet."""
+    """Four pods on two GPUs, which compute nothing here."""
     path = operator.folder / "inventory" / "host_vars" / "gpu-1.yml"
     path.write_text(yaml.safe_dump({"gpunodes_gpu_sharing": {"mode": "time-slicing", "replicas": 2}}))
     plan = operator.gpunodes("gpu", "plan", "gpu-1", "--driver", "580").stdout
