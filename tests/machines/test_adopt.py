@@ -36,6 +36,7 @@ ls -A /etc/systemd/system/kubelet.service.d; ls -d /etc/gpunodes 2>/dev/null
 grep -c -e audit -e encryption-provider /etc/kubernetes/manifests/kube-apiserver.yaml 2>/dev/null; true
 """
 FOLDER = "/root/by-hand"
+SOURCE = "/etc/apt/sources.list.d/kubernetes.sources"
 # kubeadm gives a runtime two seconds, which are too few under load, and has changed nothing then. docs/lab.md has the
 # other error of a slow machine.
 KUBEADM = f"""
@@ -262,3 +263,15 @@ def test_its_gpu_node_is_repaired_with_its_kubeconfig(operator: Operator) -> Non
     assert {"RepairStarted", "RepairEnded"} <= unhealthy.events(operator)
     assert "SchedulingDisabled" not in operator.kubectl("get", "nodes")
     assert "gpunodes-machine" not in operator.kubectl("-n", "kube-system", "get", "leases", "-o", "name")
+
+
+def test_the_node_that_kubeadm_joined_is_removed(operator: Operator) -> None:
+    """The reset of a machine that gpunodes did not join, which the command `reset` refuses."""
+    done = operator.gpunodes("reset", "--yes", "gpu-1", "-i", ADOPTED, code=1)
+    assert "gpunodes did not create it" in done.stdout + done.stderr
+    operator.gpunodes("remove", "--yes", "gpu-1", "-i", ADOPTED)
+    assert lines(operator.kubectl("get", "nodes", "-o", "name")) == ["node/control-1"]
+    left = "/etc/kubernetes/kubelet.conf /etc/kubernetes/pki /var/lib/kubelet/config.yaml /var/lib/gpunodes"
+    assert operator.ssh("gpu-1", f"ls -d {left} 2>/dev/null", code=None) == ""
+    kept = lines(operator.ssh("gpu-1", f"ls {SOURCE}; dpkg-query --show --showformat='${{Status}}' kubelet"))
+    assert kept == [SOURCE, "install ok installed"]

@@ -15,7 +15,8 @@ LAB = LabSpec("debian13", workers=2)
 ALONE = "alone/hosts.yml"
 KUBELET = "systemctl show -p ActiveState -p UnitFileState --value kubelet"
 BOOT = "cat /proc/sys/kernel/random/boot_id"
-IMAGES = "ctr --namespace k8s.io images ls --quiet"
+# Otherwise ctr makes containerd's id, which prepare removes (prepared.IDS).
+IMAGES = "CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=true ctr --namespace k8s.io images ls --quiet"
 PACKAGES = "dpkg-query -W -f '${Package} ${Version} ${Status}\\n'; cat /var/log/dpkg.log | grep -c ' status installed '"
 
 _bare: dict[str, list[str]] = {}

@@ -190,7 +190,7 @@ class Machine:
         monkeypatch.setattr(kubeconfig, "KUBELET", str(folder / "kubelet.conf"))
         monkeypatch.setattr(command, "KUBELET_CONFIG", str(folder / "config.yaml"))
         monkeypatch.setattr(command, "run", self.kubeadm)
-        monkeypatch.setattr(reset, "leftovers", lambda: self.leftovers)
+        monkeypatch.setattr(reset, "leftovers", lambda control_plane: self.leftovers)
         monkeypatch.setattr(reset, "reset", self.reset)
         monkeypatch.setattr(schedulable, "converge", lambda *_, **__: None)
 

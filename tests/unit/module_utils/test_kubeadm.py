@@ -113,7 +113,7 @@ def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     monkeypatch.setattr(kubeconfig, "ADMIN", str(tmp_path / "none"))
     monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
-    monkeypatch.setattr(reset, "leftovers", list)
+    monkeypatch.setattr(reset, "leftovers", lambda control_plane=False: [])
     monkeypatch.setattr(command, "begin", lambda *_: None)
     monkeypatch.setattr(command, "run", run)
     monkeypatch.setattr(kube_api, "admin", lambda: Api({}))
@@ -221,11 +221,16 @@ def test_a_control_plane_that_a_restore_of_etcd_stopped_is_not_started(killed: P
 def test_a_join_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.MonkeyPatch, killed: Path) -> None:
     monkeypatch.setattr(facts, "kubernetes", lambda: {"role": "worker", "ca_hash": "pin", "server": ""})
     ledger.Ledger(kubeadm="join started").save()
+    flags = killed.parent / "kubeadm-flags.env"
+    flags.write_text('KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.2 --register-with-taints=a:NoSchedule --v=2"\n')
+    monkeypatch.setattr(join, "_FLAGS", str(flags))
     done = ["finish an interrupted kubeadm join"]
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=True).actions == done
     assert (mode(killed), ledger.load().kubeadm) == (0o644, "join started")
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == done
     assert (mode(killed), ledger.load().kubeadm) == (0o600, "join done")
+    # A pool that scales registers the node with other taints, in a file that these would override.
+    assert flags.read_text() == 'KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.2 --v=2"\n'
     assert join.join("", "", "pin", registered=True, settings={}, limit_s=60, check=False).actions == []
 
 
@@ -249,3 +254,47 @@ def test_a_worker_whose_certificate_has_ended_joins_again(
     report = join.join("10.0.0.1:6443", "a.b", "sha256:a", True, {}, 60, check=False, ended=ended)
     assert report.actions == actions
     assert done == (["reset", "join"] if ended else [])
+
+
+@pytest.mark.parametrize(("ca", "progress"), [(None, ""), ("sha256:b", ""), ("sha256:a", ""), (None, "join started")])
+def test_a_join_removes_nothing_of_another_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ca: str | None, progress: str
+) -> None:
+    """Without a kubelet.conf only the CA and the ledger tell whose files they are."""
+    state = {"role": None, "ca_hash": ca, "server": None}
+    done: list[str] = []
+    monkeypatch.setattr(facts, "kubernetes", lambda: state)
+    monkeypatch.setattr(kubeconfig, "KUBELET", str(tmp_path / "none"))
+    monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger(kubeadm=progress))
+    monkeypatch.setattr(reset, "leftovers", lambda: ["/etc/kubernetes/admin.conf"])
+    monkeypatch.setattr(reset, "reset", lambda: done.append("reset"))
+    monkeypatch.setattr(command, "begin", lambda *_: None)
+    monkeypatch.setattr(command, "end", lambda *_: None)
+    monkeypatch.setattr(command, "run", lambda verb, *_: done.append(verb))
+    if progress or ca == "sha256:a":
+        join.join("10.0.0.1:6443", "a.b", "sha256:a", False, {}, 60, check=False)
+        assert done == ["reset", "join"]
+        return
+    with pytest.raises(MachineProblem, match=r"admin\.conf exists, but gpunodes did not create it"):
+        join.join("10.0.0.1:6443", "a.b", "sha256:a", False, {}, 60, check=True)
+    assert done == []
+
+
+def test_an_init_removes_nothing_of_another_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CA that its user made stays for kubeadm, which uses it."""
+    done: list[str] = []
+    for module, name in ((reset, "MANIFEST"), (reset, "ETCD"), (kubeconfig, "ADMIN"), (kubeconfig, "KUBELET")):
+        monkeypatch.setattr(module, name, str(tmp_path / "none"))
+    monkeypatch.setattr(facts, "kubernetes", lambda: {"ca_hash": None})
+    monkeypatch.setattr(ledger, "load", lambda *_: ledger.Ledger())
+    monkeypatch.setattr(reset, "reset", lambda: done.append("reset"))
+    monkeypatch.setattr(command, "begin", lambda *_: None)
+    monkeypatch.setattr(command, "end", lambda *_: None)
+    monkeypatch.setattr(command, "run", lambda verb, *_: done.append(verb))
+    monkeypatch.setattr(kube_api, "admin", lambda: Api({}))
+    monkeypatch.setattr(reset, "leftovers", lambda control_plane: [kubeconfig.CA, facts.BOOTSTRAP])
+    with pytest.raises(MachineProblem, match=r"bootstrap-kubelet\.conf exists, but gpunodes did not create it"):
+        init.init([], {}, {}, 60, check=True)
+    monkeypatch.setattr(reset, "leftovers", lambda control_plane: [kubeconfig.CA])
+    init.init([], {}, {}, 60, check=False)
+    assert done == ["init"]

@@ -280,7 +280,7 @@ def kubeadm(machine: Machine) -> None:
     machine.monkeypatch.setattr(command, "KUBELET_CONFIG", str(config))
     machine.monkeypatch.setattr(reset, "MANIFEST", str(machine.root / "kube-apiserver.yaml"))
     machine.monkeypatch.setattr(reset, "ETCD", str(machine.root / "etcd"))
-    machine.monkeypatch.setattr(reset, "leftovers", list)
+    machine.monkeypatch.setattr(reset, "leftovers", lambda control_plane=False: [])
 
 
 def kubeadm_init(machine: Machine) -> dict[str, Any]:

@@ -24,7 +24,7 @@ NAMESPACE = ["unshare", "--mount", "--net", "--propagation=private", *(["--map-r
 
 SETUP = """
 import json, os, pathlib, subprocess, sys
-from gpunodes.ansible.module_utils import firewall, ledger, packages, undo
+from gpunodes.ansible.module_utils import firewall, kubeconfig, ledger, packages, tree, undo
 from gpunodes.ansible.module_utils.host import services
 from gpunodes.ansible.module_utils.kubeadm import reset
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -90,6 +90,7 @@ def test_busy_volume_below_the_kubelet_folder_survives_a_reset() -> None:
     """A reset that cannot unmount a pod's volume refuses before it removes anything, and names mount and process."""
     found = in_namespace(f"""
 make("/etc/kubernetes/kubelet.conf")
+make("/etc/kubernetes/admin.conf")
 make("/var/lib/etcd/member/wal")
 save_ledger("/var/lib/kubelet")
 mount("-t", "tmpfs", "server:/export", "{NFS}")
@@ -109,6 +110,55 @@ report(refused=refused, survived=survived, kept=kept, again=again, pid=user.pid,
     assert "umount" in found["refused"]
     assert (found["again"], found["existing"], found["removed"]) == ("", [], [])
     assert not [call for call in found["calls"] if "lazy" in call or "kubeadm reset" in call]
+
+
+def test_machine_that_others_joined_is_reset_only_if_it_leaves_its_own_cluster() -> None:
+    """An interrupted reset goes on, although the CA that allowed it is gone."""
+    found = in_namespace("""
+make("/etc/kubernetes/pki/ca.crt", "ours")
+make("/etc/kubernetes/kubelet.conf", "broken")
+make("/etc/kubernetes/admin.conf", "broken")
+make("/var/lib/etcd/member")
+kubeconfig.ca_hash = lambda text: f"sha256:{text}"
+kubeconfig.load = lambda path: None
+refused = [error(reset.remains), error(lambda: reset.remains("sha256:another"))]
+removed = reset.remains("sha256:ours")
+trees = tree.remove
+def stop(path, **options):
+    if path == "/etc/kubernetes":
+        os.unlink("/etc/kubernetes/pki/ca.crt")
+        raise MachineProblem("interrupted", "", "")
+    trees(path, **options)
+tree.remove = stop
+stopped = error(reset.reset)
+tree.remove = trees
+left = reset.remains()
+reset.reset()
+report(refused=refused, removed=removed, stopped=stopped, left=left, end=reset.remains(),
+    paths=["/var/lib/etcd/member"])
+""")
+    assert all("gpunodes did not create it" in each for each in found["refused"])
+    assert {"/etc/kubernetes", "/var/lib/etcd"} <= set(found["removed"])
+    assert "interrupted" in found["stopped"]
+    assert (found["left"], found["end"], found["existing"]) == (["/etc/kubernetes"], [], [])
+
+
+def test_data_of_a_users_own_etcd_survives_a_join_and_a_reset() -> None:
+    """It was there before gpunodes, and the machine is no control plane: its folder is not kubeadm's."""
+    found = in_namespace("""
+make("/var/lib/etcd/member/wal")
+make("/var/lib/etcd/default/member/wal")
+before = reset.leftovers()
+ledger.Ledger(kubeadm="join done").save()
+make("/etc/kubernetes/kubelet.conf")
+mount("-t", "tmpfs", "disk", "/var/lib/etcd/default")
+make("/var/lib/etcd/default/member/wal")
+listed = reset.remains()
+report(before=before, listed=listed, refused=error(reset.reset),
+    paths=["/var/lib/etcd/member/wal", "/var/lib/etcd/default/member/wal", "/etc/kubernetes"])
+""")
+    assert (found["before"], found["listed"], found["refused"]) == ([], ["/etc/kubernetes"], "")
+    assert found["existing"] == ["/var/lib/etcd/member/wal", "/var/lib/etcd/default/member/wal"]
 
 
 def test_running_kubelet_blocks_a_reset() -> None:

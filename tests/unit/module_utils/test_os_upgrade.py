@@ -179,6 +179,25 @@ def test_a_kernel_that_an_interrupted_run_left_without_a_driver_is_removed_first
     assert apt.changes() == [["purge", f"linux-image-{RELEASE}", f"linux-headers-{RELEASE}"]]
 
 
+@pytest.mark.parametrize(
+    ("running", "package"),
+    [
+        ("6.12.57+deb13-amd64", "linux-headers-6.12.57+deb13-common"),
+        ("6.12.57+deb13-amd64", "linux-headers-6.12.57+deb13-amd64"),
+        ("6.8.0-45-generic", "linux-headers-6.8.0-45"),
+    ],
+)
+def test_headers_of_the_running_kernel_are_never_removed(
+    running: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "linux-headers-6.8.0-4"
+    listing = f"half-configured {package}\nunpacked {other}\n"
+    monkeypatch.setattr(kernels, "run", lambda argv, *_: CommandResult(argv, 0, listing, ""))
+    monkeypatch.setattr(kernels, "has_driver", lambda _: False)
+    monkeypatch.setattr("platform.release", lambda: running)
+    assert kernels.half_installed() == [other]
+
+
 def test_a_kernel_that_builds_now_is_released(apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.Ledger(holds=[*METAS, "theirs"]).save()
     for name in METAS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,13 @@ def test_only_runtimes_of_gpunodes_lose_their_ids(
 
 def test_an_image_counts_when_its_pull_was_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(images, "_FETCHES", str(tmp_path))
-    monkeypatch.setattr(images, "run", lambda argv, *_: CommandResult(argv, 0, "a/b:1\na/c:1\n", ""))
+
+    def run(argv: Sequence[str], *_: float, environment: Mapping[str, str]) -> CommandResult:
+        # Without it ctr gives the machine an id.
+        assert environment == {"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS": "true"}
+        return CommandResult(list(argv), 0, "a/b:1\na/c:1\n", "")
+
+    monkeypatch.setattr(images, "run", run)
     (tmp_path / "a_c:1").write_text("this boot")
     assert [name for name in ("a/b:1", "a/c:1", "a/d:1") if images.lister()(name)] == ["a/b:1"]
 

@@ -370,8 +370,18 @@ def test_an_image_comes_by_a_mirror_that_only_the_runtime_knows(
 class Api:
     """A node and its pods; the Lease is renewed at each look."""
 
-    def __init__(self, version: str, tag: str = "v1.36.3", ready: str = "True", renews: bool = True) -> None:
+    def __init__(
+        self,
+        version: str,
+        tag: str = "v1.36.3",
+        ready: str = "True",
+        renews: bool = True,
+        failing: str = "",
+        **spec: str,
+    ) -> None:
         self.version, self.tag, self.ready, self.renews, self.count = version, tag, ready, renews, 0
+        daemon = {"name": "daemon-x", "namespace": failing, "ownerReferences": [{"kind": "DaemonSet"}]}
+        self.daemons = [{"metadata": daemon, "spec": spec, "status": {"phase": "Pending"}}] if failing else []
 
     def find(self, path: str) -> Any:
         if "/leases/" in path:
@@ -394,6 +404,7 @@ class Api:
                 }
                 for name in names
             ]
+            + self.daemons
         }
 
 
@@ -405,6 +416,9 @@ class Api:
         (Api("1.36.3", tag="v1.35.4"), "its kube-apiserver is v1.35.4"),
         (Api("1.36.3", ready="False"), "pod etcd-cp-1"),
         (Api("1.36.3", renews=False), "has not renewed"),
+        (Api("1.36.3", failing="kube-system"), "pod daemon-x is pending"),
+        (Api("1.36.3", failing="kube-flannel", priorityClassName="system-node-critical"), "pod daemon-x is pending"),
+        (Api("1.36.3", failing="team"), ""),
     ],
 )
 def test_a_node_is_verified(api: Api, words: str, monkeypatch: pytest.MonkeyPatch) -> None:

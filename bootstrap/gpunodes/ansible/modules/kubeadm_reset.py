@@ -13,8 +13,14 @@ description:
   - Stops the kubelet, removes the pods and unmounts the kubelet's mounts. Then removes the folders of kubeadm and
     kubelet, the CNI configuration, firewall rules and network links.
   - Refuses to remove anything while something stays mounted in those folders.
+  - Refuses a machine that gpunodes did not join, unless it belongs to the cluster with O(ca_hash).
   - On a control plane this destroys the cluster.
-options: {}
+options:
+  ca_hash:
+    description: >-
+      SHA-256 hash of the CA of the cluster that the machine leaves, as in C(cluster_info). Empty if it leaves none.
+    type: str
+    default: ""
 attributes:
   check_mode:
     support: full
@@ -34,6 +40,7 @@ author:
 EXAMPLES = r"""
 - name: Undo kubeadm's changes
   gpunodes.bootstrap.kubeadm_reset:
+    ca_hash: "{{ cluster.ca_hash }}"
 """
 
 RETURN = r"""
@@ -64,10 +71,10 @@ from ..module_utils.kubeadm import reset
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    module = AnsibleModule(argument_spec={"ca_hash": {"type": "str", "default": ""}}, supports_check_mode=True)
 
     def work() -> dict[str, object]:
-        remains = reset.remains()
+        remains = reset.remains(module.params["ca_hash"])
         # host_undo runs after this module: its refusals are checked now, so that the reset does not stop halfway.
         undo.Undoer(check=True).check_unmounted()
         if remains and not module.check_mode:

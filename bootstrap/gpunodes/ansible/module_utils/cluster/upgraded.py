@@ -14,8 +14,8 @@ from ..problem import MachineProblem
 from .nodes import not_ready, pod_problem
 
 _POLL_S = 2.0
-_STAYS = ("DaemonSet", "Node")
-"""Owners of pods that a drain leaves on a node: daemons, and the node itself for its static pods."""
+_CRITICAL = ("system-node-critical", "system-cluster-critical")
+"""Priority classes of what a node or cluster needs to work."""
 
 
 def wait(name: str, kubelet: str, components: str, limit_s: float, runtime: str = "") -> None:
@@ -23,8 +23,9 @@ def wait(name: str, kubelet: str, components: str, limit_s: float, runtime: str 
 
     ``runtime`` is the container runtime without the revision of a distribution: containerd://2.1.4.
 
-    It must be Ready and renew its Lease, so that the condition is not that of the kubelet before. Its daemons and
-    static pods must run. ``components`` is the version of its static pods; etcd, which has its own, must be ready.
+    It must be Ready and renew its Lease, so that the condition is not that of the kubelet before. Its static pods must
+    run, and the daemons that the cluster needs: a user's daemon that fails stops no upgrade. ``components`` is the
+    version of its static pods; etcd, which has its own, must be ready.
 
     Raises MachineProblem with the last reason.
     """
@@ -91,10 +92,11 @@ def _component_problem(node: str, version: str, pods: Sequence[Mapping[str, Any]
 
 
 def _pod_problem(pods: Sequence[Mapping[str, Any]]) -> str:
-    """The problem of the first daemon or static pod that does not run."""
-    staying = [
-        pod
-        for pod in pods
-        if any(owner.get("kind") in _STAYS for owner in pod["metadata"].get("ownerReferences") or ())
-    ]
-    return next(filter(None, map(pod_problem, staying)), "")
+    """The problem of the first static pod, or daemon of the cluster, that does not run; a drain leaves these."""
+    return next(filter(None, map(pod_problem, filter(_is_needed, pods))), "")
+
+
+def _is_needed(pod: Mapping[str, Any]) -> bool:
+    owners = [owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or ()]
+    system = pod["metadata"]["namespace"] == "kube-system" or pod["spec"].get("priorityClassName") in _CRITICAL
+    return "Node" in owners or ("DaemonSet" in owners and system)

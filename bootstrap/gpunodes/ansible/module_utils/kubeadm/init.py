@@ -27,7 +27,6 @@ from .errors import kubelet_error
 RANDOM_KEY = "{random key}"
 _INIT_DESCRIPTION = "kubeadm init"
 """Description of the bootstrap token for kubeadm init."""
-_RESET = "reset an interrupted kubeadm init"
 _POLL_S = 1.0
 _BOOT_S = 300
 """Seconds that a control plane may take to respond after its machine has booted."""
@@ -63,14 +62,14 @@ def init(
                     _end_init(machine_ledger)
             _schedule(report, documents, schedulable, check)
             return report
-        report.add(_RESET, _became_control_plane("interrupted"))
+        report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
     elif os.path.exists(kubeconfig.KUBELET):
         raise MachineProblem(
             "this machine is a worker of a cluster",
             "a machine outside any cluster",
             "run gpunodes reset on it",
         )
-    interrupted = any(action == _RESET for action in report.actions)
+    leftovers = _leftovers(machine_ledger)
     configuration = {"documents": documents, "patches": patches}
     report.add(
         "kubeadm init",
@@ -83,7 +82,7 @@ def init(
             report.add(taint.ACTIONS[True], taint.planned())
         return report
     command.begin(machine_ledger, "init started")
-    if interrupted or reset.leftovers():
+    if leftovers:
         reset.reset()
     _write(files)
     complete = [_complete(document, new_token()) for document in documents]
@@ -91,6 +90,20 @@ def init(
     _end_init(machine_ledger)
     _schedule(report, documents, schedulable, check)
     return report
+
+
+def _leftovers(machine_ledger: Ledger) -> list[str]:
+    """What earlier attempts left, which is removed first. Raises MachineProblem for files of others.
+
+    But kubeadm uses a CA that its user put there.
+    """
+    found = reset.leftovers(control_plane=True)
+    if machine_ledger.kubeadm:
+        return found
+    foreign = [path for path in found if path != kubeconfig.CA]
+    if foreign:
+        reset.check_own(foreign, "")
+    return []
 
 
 def _write(files: Mapping[str, Mapping[str, Any]]) -> None:

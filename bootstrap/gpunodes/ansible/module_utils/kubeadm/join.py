@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Mapping
 from typing import Any
 
-from .. import facts, kubeconfig, ledger
+from .. import disk, facts, kubeconfig, ledger
 from ..masking import Secret
 from ..problem import MachineProblem
 from ..report import Difference, Report
 from . import command, reset
+
+_FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
+"""The kubelet's arguments, as kubeadm writes them; they override its configuration."""
 
 
 def join(
@@ -35,10 +40,12 @@ def join(
             return report
         report.add("finish an interrupted kubeadm join", _became_worker("interrupted"))
         if not check:
-            command.end(machine_ledger, "join done")
+            _end(machine_ledger)
         return report
     leftovers = reset.leftovers()
     if leftovers:
+        if not machine_ledger.kubeadm:
+            reset.check_own(leftovers, ca_hash)
         report.add("reset an earlier join", _became_worker("interrupted"))
     document = {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
@@ -59,8 +66,22 @@ def join(
     if leftovers:
         reset.reset()
     command.run("join", [document], limit_s)
-    command.end(machine_ledger, "join done")
+    _end(machine_ledger)
     return report
+
+
+def _end(machine_ledger: ledger.Ledger) -> None:
+    """Finish after kubeadm succeeded.
+
+    The taints of the first registration leave the kubelet's arguments, where they would override those with which the
+    node of a pool that scales registers at each start.
+    """
+    text = disk.read(_FLAGS) or ""
+    without = re.sub(r" ?--register-with-taints=[^\s\"]*", "", text)
+    if without != text:
+        state = os.lstat(_FLAGS)
+        disk.write(_FLAGS, without, stat.S_IMODE(state.st_mode))
+    command.end(machine_ledger, "join done")
 
 
 def _became_worker(before: str) -> Difference:

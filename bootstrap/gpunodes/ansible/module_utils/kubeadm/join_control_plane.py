@@ -59,7 +59,7 @@ def join(
         _finish(report, machine_ledger, check)
         _schedule(report, place, check)
         return report
-    leftovers = reset.leftovers()
+    leftovers = reset.leftovers(control_plane=True)
     if leftovers:
         _check_unfinished(machine_ledger.kubeadm, leftovers)
         report.add("reset an earlier join", _became_control_plane("interrupted"))

@@ -18,7 +18,8 @@ ETCD = facts.ETCD
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
-_STATE = (_CNI_STATE, "/run/flannel", KUBELET, "/etc/kubernetes", "/var/lib/etcd")
+# The files that tell that etcd's data is kubeadm's are in the last one.
+_STATE = (_CNI_STATE, "/run/flannel", KUBELET, facts.ETCD_FOLDER, "/etc/kubernetes")
 _CNI_NETWORK = "cbr0"
 """Name of the network in Flannel's configuration (kube-flannel.yml)."""
 _CNI = "/etc/cni/net.d"
@@ -43,6 +44,7 @@ def reset() -> None:
     os.RemoveAll in CleanDir), and empties etcd's folder before it checks for mounts. Otherwise does the same: stops the
     kubelet, removes the pods, and empties the same folders.
     """
+    _take_over()
     run(["systemctl", "stop", "kubelet"])
     if services.states(["kubelet"]).get("kubelet", {}).get("active"):
         raise MachineProblem("the kubelet does not stop", "a stopped kubelet", "see `journalctl -u kubelet`")
@@ -61,20 +63,18 @@ def reset() -> None:
     firewall.clean()
 
 
-def remains() -> list[str]:
+def remains(ca_hash: str = "") -> list[str]:
     """Everything that a reset would remove.
 
-    Raises MachineProblem if gpunodes did not join the machine to its cluster, or if the folders contain other mounts.
+    ``ca_hash`` is that of the cluster that the machine leaves ("sha256:..."), "" if it is not known: the machine may
+    have been joined by others. Raises MachineProblem if neither gpunodes joined it nor it has this CA, or if the
+    folders contain other mounts.
     """
     if not ledger.load().kubeadm:
-        foreign = leftovers()
-        if foreign:
-            raise MachineProblem(
-                f"{foreign[0]} exists, but gpunodes did not create it",
-                "a machine that gpunodes joined, because it undoes only its own changes",
-                "run `kubeadm reset` on the machine if that cluster is not needed",
-            )
-        return []
+        found = leftovers()
+        if not found:
+            return []
+        check_own(found, ca_hash)
     _check_unmounted(stopped=False)
     found = [path for path in _state() if tree.has_content(path)] + _cni_files()
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
@@ -83,10 +83,32 @@ def remains() -> list[str]:
     return found + links + _mounts()
 
 
-def leftovers() -> list[str]:
-    """Existing files that would fail kubeadm's own preflight."""
-    paths = (kubeconfig.KUBELET, facts.BOOTSTRAP, kubeconfig.CA, kubeconfig.ADMIN, MANIFEST, ETCD)
-    return [path for path in paths if os.path.exists(path)]
+def _take_over() -> None:
+    """Note that this reset was allowed: an interrupted one has removed the CA that allowed it."""
+    found = ledger.load()
+    if not found.kubeadm:
+        found.kubeadm = "join done"
+        found.save()
+
+
+def check_own(found: Sequence[str], ca_hash: str) -> None:
+    """Raise MachineProblem for these ``leftovers`` of others, unless they are of the cluster with this CA, "" for none.
+
+    Only on a machine that gpunodes did not join.
+    """
+    if not ca_hash or facts.kubernetes()["ca_hash"] != ca_hash:
+        raise MachineProblem(
+            f"{found[0]} exists, but gpunodes did not create it",
+            "a machine that gpunodes joined" + (", or one of this cluster" if ca_hash else ""),
+            "run `kubeadm reset` on the machine if that cluster is not needed",
+        )
+
+
+def leftovers(control_plane: bool = False) -> list[str]:
+    """Existing files that would fail kubeadm's own preflight, for a worker or a ``control_plane``."""
+    paths = (kubeconfig.KUBELET, facts.BOOTSTRAP, kubeconfig.CA, kubeconfig.ADMIN, MANIFEST)
+    etcd = [ETCD] if control_plane or facts.has_etcd(ledger.load()) else []
+    return [path for path in (*paths, *etcd) if os.path.exists(path)]
 
 
 def _check_unmounted(stopped: bool = True) -> None:
@@ -95,8 +117,9 @@ def _check_unmounted(stopped: bool = True) -> None:
     The kubelet's own mounts count only after it has ``stopped``.
     """
     created = _created()
+    state = _folders()
     tree.check_unmounted(
-        [path for path in _STATE if stopped or path != KUBELET], created=[path for path in _STATE if path in created]
+        [path for path in state if stopped or path != KUBELET], created=[path for path in state if path in created]
     )
 
 
@@ -109,11 +132,17 @@ def _created() -> set[str]:
     return set(found.directories) - set(data_directory.mounted(found))
 
 
+def _folders() -> list[str]:
+    """Where kubeadm and the kubelet have their state; not etcd's folder with the data of a user's own etcd."""
+    etcd = facts.has_etcd(ledger.load())
+    return [path for path in _STATE if etcd or path != facts.ETCD_FOLDER]
+
+
 def _state() -> list[str]:
     """The folders that a reset removes; networks of another container engine are kept."""
     shared = os.path.isdir(f"{_CNI_STATE}/networks") and set(os.listdir(f"{_CNI_STATE}/networks")) - {_CNI_NETWORK}
     own = (f"{_CNI_STATE}/networks/{_CNI_NETWORK}", f"{_CNI_STATE}/flannel")
-    return [*(own if shared else (_CNI_STATE,)), *_STATE[1:]]
+    return [*(own if shared else (_CNI_STATE,)), *_folders()[1:]]
 
 
 def _cni_files() -> list[str]:

@@ -62,9 +62,15 @@ def half_installed() -> list[str]:
         status, _, name = line.partition(" ")
         release = name.partition("-")[2].partition("-")[2].removeprefix("unsigned-")
         broken = status in {"unpacked", "half-configured", "half-installed", "triggers-awaited", "triggers-pending"}
-        if broken and release != platform.release() and not has_driver(release):
+        if broken and not _of_running(release) and not has_driver(release):
             found.append(name)
     return found
+
+
+def _of_running(release: str) -> bool:
+    """Whether a package's release is that of the running kernel, or of headers that it shares with other flavours."""
+    # linux-headers-6.12.57+deb13-common of Debian, linux-headers-6.8.0-45 of Ubuntu.
+    return f"{platform.release()}-".startswith(f"{release.removesuffix('-common')}-")
 
 
 def build_driver(release: str) -> str:
