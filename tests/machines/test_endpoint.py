@@ -11,7 +11,7 @@ import yaml
 from gpunodes.inventory import Inventory
 
 from . import availability, web
-from .conftest import LabSpec, Operator, kill, search_for_secrets
+from .conftest import LONG, LabSpec, Operator, kill, search_for_secrets
 from .etcd_members import CRICTL, FIRST, KUBECTL, SECOND, regroup, voters
 
 LAB = LabSpec("debian13", workers=1, control_planes=2)
@@ -55,7 +55,7 @@ def test_the_endpoint_moves_and_pods_keep_running(operator: Operator) -> None:
     address = (operator.folder / "vip").read_text()
     with_vip(operator, address)
     operator.kubectl("create", "deployment", "still", f"--image={web.IMAGE}", "--", "sleep", "100000")
-    operator.kubectl("rollout", "status", "deployment/still", "--timeout=300s")
+    operator.kubectl("rollout", "status", "deployment/still", "--timeout=300s", limit_s=LONG)
     pods = ("get", "pods", "-l", "app=still", "-o", "jsonpath={.items[*].metadata.uid}")
     before = operator.kubectl(*pods)
     running = operator.start("endpoint", "set", address, "--yes")

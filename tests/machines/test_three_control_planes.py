@@ -18,7 +18,7 @@ def test_a_dry_run_changes_nothing(operator: Operator) -> None:
 
 
 def test_three_come_up(operator: Operator) -> None:
-    operator.gpunodes("up")
+    operator.gpunodes("up", limit_s=7200)
     assert voters(operator) == set(CONTROLS)
     assert leftovers(operator) == []
     assert {each["outcome"] for each in operator.document("up")["machines"]} == {"unchanged"}

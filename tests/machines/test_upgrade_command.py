@@ -17,6 +17,8 @@ LAB = LabSpec(
     kubernetes="1.35",
     up_options=("--kubernetes-version", "1.36"),
     cluster=("--kubernetes-version", "1.35"),
+    # A kubelet of another minor starts its static pods again, all at once: the controllers may be in a back-off.
+    settings={"gpunodes_ready_timeout": 1800},
 )
 UPGRADE = ("upgrade", "1.36", "--yes", "--no-backup")
 CANARY = ("--canary", "1", "--soak", "1m")
@@ -74,7 +76,7 @@ def test_a_missing_image_is_refused_before_anything_is_touched(operator: Operato
 def test_control_planes_come_first_and_a_killed_command_is_resumed(operator: Operator) -> None:
     web.serve(operator)
     unhealthy.apply(operator, STUBBORN.replace("IMAGE", web.IMAGE))
-    operator.kubectl("rollout", "status", "deployment/stubborn", "--timeout=300s")
+    operator.kubectl("rollout", "status", "deployment/stubborn", "--timeout=300s", limit_s=LONG)
     running = operator.start("upgrade", "1.36", "--yes")
     operator.wait_for(running, "control-1: applying kubernetes-control-planes")
     kill(running)
