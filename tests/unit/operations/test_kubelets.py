@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gpunodes.cli import main
-from gpunodes.engine import runner
+from gpunodes.engine import control_planes, runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations import preflight, status
@@ -46,7 +46,6 @@ class Playing:
         self.report = report
         self.asked: list[tuple[str, Any]] = []
         self.fields: list[Any] = []
-        self.certificates: list[dict[str, Any]] = []
         self.more: list[tuple[str, str, Mapping[str, Any]]] = []
         monkeypatch.setattr(runner, "run", self.run)
 
@@ -58,12 +57,7 @@ class Playing:
             (
                 "control-1",
                 "status" if play.playbook == "status.yml" else "cluster",
-                {
-                    "cluster": {
-                        **cluster_report(NODES),
-                        **({"certificates": self.certificates} if self.certificates else {}),
-                    }
-                },
+                {"cluster": cluster_report(NODES)},
             ),
             *self.more,
         ]
@@ -188,13 +182,17 @@ def test_runs_that_apply_it_do_not_read_it(inventory: Inventory, monkeypatch: py
 def test_status_warns_of_certificates_and_shows_who_has_the_virtual_address(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A certificate is warned of in the last 30 days."""
+    """A certificate of any control plane is warned of in the last 30 days."""
     text = inventory.path.read_text().replace("{gpunodes_f", "{gpunodes_control_plane_vip: 10.0.0.9, gpunodes_f")
-    inventory.path.write_text(text)
+    inventory.path.write_text(
+        text.replace("    control-1:\n", "    control-2: {ansible_host: 10.0.0.4}\n    control-1:\n")
+    )
+    both = Inventory(inventory.path)
+    [chosen] = both.select(["control-1"])
+    monkeypatch.setattr(control_planes, "choose", lambda *_, **__: control_planes.Choice(chosen))
     playing = Playing(monkeypatch, NONE)
     ends = {"apiserver": 29, "front-proxy-client": 31}
-    playing.more = [("control-1", "status", {"has_virtual_address": True})]
-    playing.certificates = [
+    reported = [
         {
             "name": name,
             "path": f"/etc/kubernetes/pki/{name}.crt",
@@ -205,14 +203,22 @@ def test_status_warns_of_certificates_and_shows_who_has_the_virtual_address(
         }
         for name, days in ends.items()
     ]
+    playing.more = [
+        ("control-1", "status", {"has_virtual_address": True}),
+        ("control-1", "certificate_ends", {"certificates": reported[1:]}),
+        ("control-2", "certificate_ends", {"certificates": reported}),
+    ]
     monkeypatch.setattr("sys.argv", ["gpunodes", "status", "-i", str(inventory.path)])
     with pytest.raises(SystemExit):
         main()
     out = capsys.readouterr().out
     assert "virtual address 10.0.0.9: control-1\n" in out
-    assert "warning: control-1: the certificate apiserver ends" in out
+    assert "certificates of control-1: front-proxy-client ends first, on " in out
+    assert "certificates of control-2: apiserver ends first, on " in out
+    assert " UTC (29 days)\n" in out
+    assert "warning: control-2: the certificate apiserver ends" in out
     assert "gpunodes certs renew" in out
-    assert "front-proxy-client" not in out
+    assert "warning: control-1" not in out
 
 
 def test_many_equal_kubelets_are_one_line() -> None:
