@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpunodes.cli import complete, options, terminal
-from gpunodes.errors import WrongInput
+from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.rollout.options import MOST_CANARIES
 
 if TYPE_CHECKING:
@@ -137,6 +137,27 @@ def show(result: RolloutResult, *, as_json: bool) -> int:
     if result.interrupted:
         terminal.line(terminal.INTERRUPTED, err=True)
     return int(result.exit_code)
+
+
+def show_all(results: Sequence[RolloutResult], *, as_json: bool, none: str = "") -> int:
+    """Print the results of a roll-out of several parts; returns the exit code. ``none``: what to say without any."""
+    from gpunodes.rollout.state import ADDONS
+    from gpunodes.views import document
+    from gpunodes.views import rollout as views
+
+    code = next((result.exit_code for result in results if result.exit_code is not ExitCode.DONE), ExitCode.DONE)
+    if as_json:
+        rollouts = [views.document(result) for result in results]
+        terminal.echo(document.dump({"schema": "gpunodes.upgrade/1", "exit_code": int(code), "rollouts": rollouts}))
+        return int(code)
+    for result in results:
+        if result.work == ADDONS:
+            terminal.report("add-ons: updated")
+        else:
+            show(result, as_json=False)
+    if not results and none:
+        terminal.line(none)
+    return int(code)
 
 
 def lines() -> Report:
