@@ -183,7 +183,7 @@ def test_a_rollback_of_a_control_plane_is_refused_before_anything(
 
 def test_every_command_that_drains_nodes_for_a_roll_out_has_all_its_options() -> None:
     """`rollout apply` drains nothing, and control planes are one at a time."""
-    wanted = {"--wait-for-jobs", "--canary", "--soak", "--max-unavailable", "--only", "--yes"}
+    wanted = {"--wait-for-jobs", "--canary", "--soak", "--max-unavailable", "--only", "--wake", "--yes"}
     folder = Path(cli.__file__).parent
     found = {path for path in folder.rglob("*.py") if "rollout_options.request(" in path.read_text()}
     assert {str(path.relative_to(folder)) for path in found} == {
@@ -197,6 +197,7 @@ def test_every_command_that_drains_nodes_for_a_roll_out_has_all_its_options() ->
         name = ".".join(path.relative_to(folder).with_suffix("").parts)
         command = importlib.import_module(f"gpunodes.cli.{name}").command
         assert wanted <= {option for parameter in command.params for option in parameter.opts}, name
+        assert "rollout_options.wake(" in path.read_text(), name
 
 
 def test_control_planes_come_before_kubelets_and_the_add_ons_last(

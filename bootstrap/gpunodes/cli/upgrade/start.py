@@ -41,7 +41,7 @@ def command(
     resume, run the same command again for machines that were skipped.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.operations import checked, upgrade
+    from gpunodes.operations import checked, upgrade, upgrade_plan
     from gpunodes.operations.rolling import following
     from gpunodes.rollout.state import ADDONS
 
@@ -64,6 +64,7 @@ def command(
         return rollout_options.show_all(resumed, as_json=as_json)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
     machines = rollout_options.select(inventory, (), rollout_flags)
+    rollout_options.wake(fleet, machines, rollout_flags, report)
     plan = _plan(inventory, str(target))
     if behind := {step.machine for step in plan.steps} & {machine.name for machine in machines}:
         many = f"{len(behind)} machines are" if len(behind) > 1 else f"{next(iter(behind))} is"
@@ -75,6 +76,9 @@ def command(
         what = f"all machines have {plan.target}; the add-ons get the versions of this gpunodes, if they are older"
         terminal.confirm(what, yes=rollout_flags.yes)
     done = upgrade.roll_out(fleet, plan, machines, wanted, report)
+    for finding in plan.findings:
+        if finding.check == upgrade_plan.OFF:
+            terminal.line(f"{finding.machine} was left out: {finding.problem.found}", err=True)
     return rollout_options.show_all(done, as_json=as_json, none="nothing to upgrade")
 
 

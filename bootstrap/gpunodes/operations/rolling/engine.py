@@ -215,7 +215,7 @@ class Engine:
     def _candidate(self, name: str, found: ClusterState) -> RolloutCandidate:
         node, why = found.machines[name]
         if name in found.off:
-            why = switched_off.left_out(name, why)
+            why = switched_off.left_out(name, why, is_rolled_out=True)
         verdict = self._scans[name].verdict if name in self._scans else None
         unreadable = self._unreadable.get(name, "")
         if verdict and verdict.state.rank >= State.SICK.rank:
