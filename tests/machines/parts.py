@@ -81,7 +81,7 @@ PARTS: Mapping[str, Part] = {
 WITHOUT_HISTORY = "life"
 """The part of a checkout without git."""
 SLOW: Mapping[str, Part] = {
-    "three-control-planes": Part(90, ("test_three_control_planes.py",)),
+    "three-control-planes": Part(95, ("test_three_control_planes.py",)),
     "control-plane-loss": Part(110, ("test_control_plane_loss.py",)),
     "three-upgraded": Part(100, ("test_three_upgraded.py",)),
     "upgrade-command": Part(75, ("test_upgrade_command.py",)),

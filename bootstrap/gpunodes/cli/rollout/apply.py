@@ -115,6 +115,10 @@ def _kubelets(
     from gpunodes.views import text
 
     chosen = rollout_options.select(inventory, patterns, flags)
+    fleet, report = InventoryFleet(inventory), rollout_options.lines()
+    wanted = rollout_options.request(flags, fleet.settings())
+    if not dry_run:
+        rollout_options.wake(fleet, chosen, flags, report)
     view = text.progress()
     try:
         found, unread = drift.read_kubelets(inventory, chosen, view)
@@ -126,11 +130,9 @@ def _kubelets(
         _show(found, "the kubelets that were read have their settings", as_json=as_json)
         return ExitCode.DONE
     _show(found, "the kubelets that were read have their settings", err=True)
-    fleet = InventoryFleet(inventory)
-    wanted = rollout_options.request(flags, fleet.settings())
     if found:
         terminal.confirm(f"{len(found)} kubelets get their settings, and are restarted; pods stay", yes=flags.yes)
-    done = drift.roll_out_kubelets(fleet, chosen, found, wanted, rollout_options.lines())
+    done = drift.roll_out_kubelets(fleet, chosen, found, wanted, report)
     return rollout_options.show(done, as_json=as_json)
 
 
