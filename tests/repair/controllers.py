@@ -17,7 +17,7 @@ from .apiserver import MINOR, ApiServer, cache
 
 # Those that examples need. The one of nodes would evict: no kubelet reports here.
 _CONTROLLERS = "job-controller,resourcequota-controller,clusterrole-aggregation-controller"
-_MERGE = "application/merge-patch+json"
+MERGE = "application/merge-patch+json"
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def add_node(server: ApiServer, name: str, gpus: int) -> None:
         {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastHeartbeatTime": now}
     ]
     status: dict[str, Any] = {"capacity": offered, "allocatable": offered, "conditions": conditions}
-    server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, _MERGE)
+    server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE)
 
 
 def end(server: ApiServer, path: str, phase: str, code: int, container: str, *, disrupted: bool = False) -> None:
@@ -62,4 +62,4 @@ def end(server: ApiServer, path: str, phase: str, code: int, container: str, *, 
     }
     if disrupted:
         status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
-    server.call("PATCH", f"{path}/status", {"status": status}, _MERGE)
+    server.call("PATCH", f"{path}/status", {"status": status}, MERGE)
