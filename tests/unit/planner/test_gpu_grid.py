@@ -272,7 +272,7 @@ def by_pairs(*sizes: int) -> tuple[tuple[int, ...], ...]:
 def requests(rows: tuple[tuple[int, ...], ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Positions in REQUESTED, each with one of ``rows``: every source, branch and CUDA version in combination."""
     sizes = tuple(map(len, REQUESTED))
-    found = []
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for source, branch, cuda in itertools.product(*map(range, sizes[:3])):
         # Neighbours have another cuDNN version, and another row: the checks below say what meets what.
         cudnn = (source + branch - cuda) % sizes[3]
