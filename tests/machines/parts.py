@@ -44,8 +44,8 @@ class Part:
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
 # together. `make test` is to stay below 50 minutes: each part leaves 11 of them to the quick tests.
 PARTS: Mapping[str, Part] = {
-    "addons": Part(37, ("test_addons.py",)),
-    "training": Part(35, ("test_training.py",)),
+    "addons": Part(38, ("test_addons.py",)),
+    "training": Part(39, ("test_training.py",)),
     "docker": Part(26, ("test_docker.py",)),
     "gpu-alone": Part(36, ("test_gpu_alone.py",)),
     "commands": Part(29, ("test_repair_commands.py",)),
