@@ -142,6 +142,7 @@ def test_plan_passwords_and_states_in_the_cluster(tmp_path: Path) -> None:
             store.write({"h1": MachineState(Phase.STARTING, 3.0)})
         assert objects.states()["h1"].phase is Phase.ON
 
+        objects.delete_passwords()
         objects.delete_plan()
         objects.delete_states()
         objects.delete_plan()

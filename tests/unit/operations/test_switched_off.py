@@ -189,7 +189,7 @@ def test_the_cluster_state_says_why_a_machine_has_no_node() -> None:
 # Roll-outs
 
 
-def test_a_roll_out_skips_it_and_says_that_it_catches_up() -> None:
+def test_a_roll_out_skips_it_and_says_how_to_include_it() -> None:
     place = scaled(3, ("w1",))
     work = MemoryWork(place)
     result = roll_out(place, work)
