@@ -79,6 +79,7 @@ FAILURES = {
     ("gpu verify",): ("a level fails on a machine", "the command itself failed"),
     ("status",): ("a node is not ready", "the command itself failed"),
     ("health",): ("a machine is not healthy, or does not respond", "the command itself failed"),
+    ("autoscale up", "autoscale down"): ("a control plane was left out", "the command itself failed"),
     ("repair", "health --reboot-hung"): ("a machine is not healthy at the end", "the command itself failed"),
 }
 """When commands exit with 3, and when with 1."""
