@@ -37,7 +37,7 @@ system-packages:
 
 # The tests that need these packages are skipped without them; nothing else needs them.
 .PHONY: test-tools
-test-tools: ## Install the Debian packages that only tests need: Chromium, podman, promtool, zsh; `make test` does
+test-tools: ## Install the Debian packages that only tests need: Chromium, promtool, zsh; `make test` does
 	@bash bootstrap/system-packages.sh tests
 
 $(VENV)/.installed: requirements.lock pyproject.toml | system-packages

@@ -15,13 +15,12 @@ if [[ -r $list ]]; then
     mapfile -t -O "${#packages[@]}" packages < <(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$list")
 fi
 # Some tests need a program that nobody needs otherwise, and are skipped without it: the page of a report is opened in
-# Chromium, promtool (in the package prometheus) reads metrics and rules, zsh and man read the files for them, podman (with
-# uidmap for users other than root) runs the image.
+# Chromium, promtool (in the package prometheus) reads metrics and rules, zsh and man read the files for them.
 if [[ ${1-} == tests ]]; then
-    packages=(chromium man-db openssl podman prometheus uidmap zsh)
+    packages=(chromium man-db openssl prometheus zsh)
 fi
-# Debian starts and enables what it installs, but the tests run their own SSH servers, no Prometheus, and podman by itself.
-declare -A service=([openssh-server]=ssh [podman]='podman podman-auto-update podman-restart' [prometheus]=prometheus)
+# Debian starts and enables what it installs, but the tests run their own SSH servers, and no Prometheus.
+declare -A service=([openssh-server]=ssh [prometheus]=prometheus)
 
 if ! command -v dpkg-query >/dev/null; then
     echo "setup: this is not a Debian system; install the equivalents of these packages: ${packages[*]}" >&2
@@ -47,8 +46,7 @@ fi
 
 unwanted=()
 for package in "${missing[@]}"; do
-    read -r -a names <<<"${service[$package]-}"
-    unwanted+=("${names[@]}")
+    [[ -z ${service[$package]-} ]] || unwanted+=("${service[$package]}")
 done
 
 # Packages ask this program before they start a service (policy-rc.d of Debian's init-system-helpers).
@@ -78,8 +76,8 @@ fi
 
 for name in "${unwanted[@]}"; do
     command -v systemctl >/dev/null || break
-    # No service has all of these units, and none has to be running.
-    for unit in "$name.socket" "$name.timer" "$name.service"; do
+    # Not every service has both units, and none has to be running.
+    for unit in "$name.socket" "$name.service"; do
         "${as_root[@]}" systemctl disable --quiet "$unit" 2>/dev/null || true
         [[ ! -d /run/systemd/system ]] || "${as_root[@]}" systemctl stop --quiet "$unit" 2>/dev/null || true
     done
