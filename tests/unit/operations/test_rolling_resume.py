@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import devices, pools
 from gpunodes.engine import records
-from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.operations.rolling import abandon, following, running, status, upgrades
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, status, upgrades
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import record as repair_record
 from gpunodes.repair.policy import Budget
@@ -99,6 +99,23 @@ def test_nothing_follows_a_part_that_did_not_end_well(monkeypatch: pytest.Monkey
     assert found.rollout
     assert found.rollout.options.canary == 1
     first.failing.clear()
+    assert [each.work for each in following.resume(place, lambda *_: None)] == ["first", state.ADDONS]
+    assert updates == [1]
+    clean(place)
+
+
+def test_a_record_of_what_follows_that_cannot_be_written_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, updates = fleet(1), list[int]()
+    first = known(monkeypatch, MemoryWork(place, name="first"))
+    monkeypatch.setattr(following, "_LAST", {state.ADDONS: lambda _: updates.append(1)})
+    with monkeypatch.context() as broken:
+        broken.setattr(context, "new_id", lambda _: (_ for _ in ()).throw(GpunodesError("no API")))
+        rollout = state.Rollout("id", "first", first.parameters, RolloutOptions(), 1.0, "ann", ["w0"])
+        rollout = dataclasses.replace(rollout, then=[state.Following(state.ADDONS)])
+        with context.opened(place, "test", lambda *_: None) as opened, commands.locked(opened):
+            result = engine.Engine(opened, first, rollout).run()
+    assert (result.exit_code, result.then) == (ExitCode.PARTLY, "")
+    assert result.stopped == "what follows is not begun: no API"
     assert [each.work for each in following.resume(place, lambda *_: None)] == ["first", state.ADDONS]
     assert updates == [1]
     clean(place)
