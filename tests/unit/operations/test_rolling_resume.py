@@ -109,7 +109,7 @@ def test_a_record_of_what_follows_that_cannot_be_written_is_no_success(monkeypat
     first = known(monkeypatch, MemoryWork(place, name="first"))
     monkeypatch.setattr(following, "_LAST", {state.ADDONS: lambda _: updates.append(1)})
     with monkeypatch.context() as broken:
-        broken.setattr(engine.context, "new_id", lambda _: (_ for _ in ()).throw(GpunodesError("no API")))
+        broken.setattr(context, "new_id", lambda _: (_ for _ in ()).throw(GpunodesError("no API")))
         rollout = state.Rollout("id", "first", first.parameters, RolloutOptions(), 1.0, "ann", ["w0"])
         rollout = dataclasses.replace(rollout, then=[state.Following(state.ADDONS)])
         with context.opened(place, "test", lambda *_: None) as opened, commands.locked(opened):
