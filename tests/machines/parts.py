@@ -89,6 +89,8 @@ SLOW: Mapping[str, Part] = {
     "os-upgrade": Part(60, ("test_os_upgrade.py",)),
     "gpu-host-joins": Part(50, ("test_gpu_host_joins.py",)),
     "monitoring": Part(45, ("test_monitoring.py",)),
+    "dra": Part(60, ("test_dra.py",)),
+    "torch": Part(90, ("test_torch.py",)),
 }
 """Parts that never have their turn: they take longer than one, or need KVM or more than two processors. The nightly
 workflow runs them."""

@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import yaml
 
@@ -64,10 +64,10 @@ def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> Non
     print(f"{what}: {time.monotonic() - began:.0f} s")
 
 
-def copy_example(operator: Operator) -> None:
+def copy_example(operator: Operator, kustomization: Mapping[str, object]) -> None:
     """Copy the example to the control plane, with an overlay for the lab."""
     pods.copy(operator, CHECKOUT / "examples" / "training", EXAMPLE)
-    overlay = yaml.safe_dump(OVERLAY)
+    overlay = yaml.safe_dump(dict(kustomization))
     operator.ssh("control-1", f"mkdir {EXAMPLE}/lab && cat >{EXAMPLE}/lab/kustomization.yml <<'END'\n{overlay}\nEND")
 
 
@@ -125,18 +125,22 @@ def take_away(operator: Operator) -> None:
     until("no pod is left", lambda: operator.kubectl("get", "pods", "-o", "name").strip() == "")
 
 
-def test_the_example_is_started(operator: Operator) -> None:
-    """On storage that the control plane serves."""
+def start(operator: Operator, kustomization: Mapping[str, object] = OVERLAY) -> None:
+    """Start the example on storage that the control plane serves, and wait until both ranks run."""
     operator.group("storage", "control-1")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
     shares = [{"name": "training", "path": SHARE, "size": "1Gi"}]
     variables.write_text(yaml.safe_dump({**yaml.safe_load(variables.read_text()), "gpunodes_storage": shares}))
     operator.gpunodes("storage", "up")
-    copy_example(operator)
+    copy_example(operator, kustomization)
     run(operator, FOR_EVER)
     until("the images are written", lambda: complete(operator, "load-data"))
     assert "4096 images written" in operator.kubectl("logs", "job/load-data")
     until("both ranks run, on different nodes", lambda: both_run(operator))
+
+
+def test_the_example_is_started(operator: Operator) -> None:
+    start(operator)
 
 
 def test_the_loss_falls(operator: Operator) -> None:
