@@ -67,7 +67,7 @@ def test_a_network_of_the_settings_decides_the_address_of_the_kubelet_and_of_the
     """From the setting to kubeadm, on a machine that SSH and the default route reach by another network."""
     machine = gpu_machine(addresses=["192.168.7.11", "10.0.0.11"], default_address="192.168.7.11")
     for requested, expected in (("10.0.0.0/24", "10.0.0.11"), ("", "192.168.7.11")):
-        settings = {"gpunodes_node_address": requested}
+        settings: dict[str, Any] = {"gpunodes_node_address": requested}
         state = {"desired_state": filtered(given(machine, joins=True, reached="192.168.7.11", **settings))}
         files = (f"roles/worker/{part}/main.yml" for part in ("defaults", "vars"))
         address = rendered("worker_address", WIRING, **state)
