@@ -352,7 +352,7 @@ WALKS = {
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
     "control_plane_settings.yml": (0, _FACTS + "control_plane_settings"),
-    "kubelet_settings.yml": (2, _FACTS + "host host_diff node_ready"),
+    "kubelet_settings.yml": (2, _FACTS + "host node_ready"),
     "controller.yml": (0, ""),
     "drift.yml": (0, "control_plane_drift"),
     "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
