@@ -96,8 +96,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
     found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
     dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
-    silent = {name for name, _ in choice.failures}
-    names = [machine.name for machine in inventory.control_planes() if machine.name not in silent]
+    names = [machine.name for machine in control_planes.responding(inventory, choice)]
     certificates = ends.reported(tracker, names, "")
     owners = {node.name: node.machine for node in found.nodes}
     own = kubelets.compared(inventory, owners, cluster, tracker.answers.get("kubelet_settings", {}).get(control.name))
@@ -128,8 +127,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
 def _read(inventory: Inventory, choice: control_planes.Choice, view: RunView) -> tuple[Tracker, Mapping[str, Any]]:
     """What the control planes that respond report, and the cluster as the chosen one does; raises as ``run``."""
     control = choice.machine
-    silent = {name for name, _ in choice.failures}
-    asked = [machine for machine in inventory.control_planes() if machine.name not in silent]
+    asked = control_planes.responding(inventory, choice)
     tracker = Tracker(asked, PHASES, view)
     view.begin("status", asked)
     folder = journal.open_run("status")

@@ -28,6 +28,7 @@ from gpunodes.views import drift as view
 
 from tests.hostile import ATTACKS, cluster_report, machine_report
 from tests.stand_ins import Silent
+from tests.unit.operations.test_drift import call
 
 NODES = {"control-1": 1, "worker-1": 2, "worker-2": 3, "foreign": 9}
 INVENTORY = """
@@ -271,30 +272,21 @@ class Rolled(Playing):
         return RolloutResult("id", work.name, [MachineRollout(each.name, RolloutOutcome.DONE) for each in machines])
 
 
-def apply(
-    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["gpunodes", "rollout", "apply", "-i", str(inventory.path), *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    found = capsys.readouterr()
-    return int(str(ended.value.code or 0)), found.out, " ".join(found.err.split())
-
-
 def test_settings_of_kubelets_are_rolled_out_to_those_that_differ(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not to control-1: what a patch of kubeadm says is applied by the next upgrade."""
     rolled = Rolled(monkeypatch, {**DIFFERENT, "silent": {"control-1": "late"}})
-    code, out, err = apply(inventory, monkeypatch, capsys, "--kubelets", "--yes", "--canary", "1", "--json")
+    code, out, err = call(inventory, monkeypatch, capsys, "--kubelets", "--yes", "--canary", "1", "--json")
     assert code == ExitCode.DONE
     assert rolled.rollouts == [("kubelet-settings", ["worker-1", "worker-2"], 1)]
     outcomes = {each["name"]: each["outcome"] for each in json.loads(out)["machines"]}
     assert outcomes == {"worker-1": "done", "worker-2": "done", "control-1": "unchanged"}
+    err = " ".join(err.split())
     assert TEXTS["worker-1"][0] in err
     assert "warning: the settings of 1 kubelet were not read: control-1" in err
     rolled.rollouts.clear()
-    code, out, _ = apply(inventory, monkeypatch, capsys, "--kubelets", "--dry-run", "worker-2")
+    code, out, _ = call(inventory, monkeypatch, capsys, "--kubelets", "--dry-run", "worker-2")
     assert (code, rolled.rollouts) == (ExitCode.DONE, [])
     assert TEXTS["worker-2"][1] in out
     assert "worker-1" not in out
@@ -304,12 +296,12 @@ def test_kubelets_without_drift_and_options_without_effect(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rolled = Rolled(monkeypatch, NONE)
-    code, out, err = apply(inventory, monkeypatch, capsys, "--kubelets", "--yes")
+    code, out, err = call(inventory, monkeypatch, capsys, "--kubelets", "--yes")
     assert (code, rolled.rollouts) == (ExitCode.DONE, [])
     assert "3 unchanged" in out
     assert "have their settings" in err
     for words in (["--canary", "1"], ["--max-unavailable", "2"], ["--kubelets", "--wait-for-jobs", "1h"]):
-        assert apply(inventory, monkeypatch, capsys, "--yes", *words)[0] == ExitCode.WRONG_INPUT
+        assert call(inventory, monkeypatch, capsys, "--yes", *words)[0] == ExitCode.WRONG_INPUT
 
 
 def test_the_work_of_kubelets_is_made_again_from_its_record(inventory: Inventory) -> None:

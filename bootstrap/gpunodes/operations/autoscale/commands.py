@@ -190,7 +190,7 @@ def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, 
         "autoscaler_archive": str(archive or ""),
         "autoscaler_pools": pools,
     }
-    names = [each.name for each in fleet.inventory.control_planes() if each.name not in silent]
+    names = [each.name for each in control_planes.responding(fleet.inventory, choice)]
     play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=choice.machine.name)
     ended = runner.run(play, journal.open_run("autoscale"), on_event)
     if ended.interrupted:
