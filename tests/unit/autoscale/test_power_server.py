@@ -210,6 +210,8 @@ def warnings(site: Site) -> list[tuple[str, str]]:
 
 def again(site: Site) -> None:
     """Let the time pass after which an order that failed is repeated, and wait for the end of that one."""
+    # An order that is carried out meanwhile would end after the time that is let pass.
+    site.until(lambda: not site.server._orders._busy)
     failed = len(site.machines.refused)
     site.server._orders._ended.clear()
     site.looks_until(site.server, lambda: len(site.machines.refused) > failed)
