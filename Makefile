@@ -198,7 +198,7 @@ test-trust: $(VENV)/.installed ## Every playbook and command with machines that 
 
 # The lab creates network namespaces and virtual machines: its tests run as root, all others as the calling user.
 comma := ,
-AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME$(comma)GPUNODES_CAPTURE$(comma)GPUNODES_KEEP_LAB env PATH=$$PATH)
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),sudo --preserve-env=HOME$(comma)XDG_CACHE_HOME$(comma)GPUNODES_CAPTURE$(comma)GPUNODES_KEEP_LAB$(comma)GPUNODES_BUILD_PROGRAMS$(comma)GPUNODES_JUPYTER env PATH=$$PATH)
 
 MACHINES := $(AS_ROOT) GPUNODES=$(CURDIR)/$(INSTALLED)/bin/gpunodes $(CURDIR)/$(BIN)/pytest -x -p no:cacheprovider
 

@@ -79,6 +79,7 @@ FAILURES = {
     ("gpu verify",): ("a level fails on a machine", "the command itself failed"),
     ("status",): ("a node is not ready", "the command itself failed"),
     ("health",): ("a machine is not healthy, or does not respond", "the command itself failed"),
+    ("autoscale up", "autoscale down"): ("a control plane was left out", "the command itself failed"),
     ("repair", "health --reboot-hung"): ("a machine is not healthy at the end", "the command itself failed"),
 }
 """When commands exit with 3, and when with 1."""
@@ -346,6 +347,8 @@ def images_table() -> str:
     lines.append(f"| `{plugin}` | GPU machines: the device plugin, and the check that pods get GPUs |")
     driver = requested["gpunodes_dra_driver_image"]
     lines.append(f"| `{driver}` | GPU machines with `gpunodes_gpu_serving: dra`: its driver |")
+    burn_in = requested["gpunodes_burn_in_image"]
+    lines.append(f"| `{burn_in}` | GPU machines without DCGM: `gpunodes gpu burn-in` |")
     lines.append(f"| `{requested['gpunodes_jupyter_image']}` | notebooks |")
     lines.append(f"| `{requested['gpunodes_registry_image']}` | the registry of the cluster |")
     lines.append(f"| `{requested['gpunodes_autoscaler_image']}` | pools that scale: the autoscaler |")

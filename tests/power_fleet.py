@@ -168,12 +168,14 @@ class MemoryStore:
 
 
 class MemoryMachines:
-    """Machines with a power state; ``refuses`` are those whose BMC refuses."""
+    """Machines with a power state; ``refuses`` are those whose BMC refuses, with ``trouble``; ``refused`` counts it."""
 
     def __init__(self, on: set[str], plan: Plan | None = None) -> None:
         self.plan = plan
         self.on = set(on)
         self.refuses: set[str] = set()
+        self.trouble = Trouble.REFUSED
+        self.refused: list[str] = []
         self.kubelets: dict[str, Kubelet] = {}
         self.orders: list[tuple[str, str]] = []
         self.gate = threading.Event()
@@ -203,7 +205,9 @@ class MemoryMachines:
 
     def _check(self, name: str) -> None:
         if name in self.refuses:
-            raise PowerProblem(Trouble.REFUSED, f"the BMC of {name} refuses")
+            self.refused.append(name)
+            # As the messages of programs, it is never the same twice.
+            raise PowerProblem(self.trouble, f"the BMC of {name} refuses request {len(self.refused)}")
 
 
 class Site:

@@ -35,7 +35,8 @@ DRIP_S = 0.1
 class _Bmc(BaseHTTPRequestHandler):
     """``manner``: ``refuses`` rejects every reset; ``hangs-up`` closes the connection on a reset; ``lies`` accepts it
     and still reports the earlier ``state``; ``obeys`` changes the state; ``drips`` sends a response body forever, byte
-    by byte; ``drips-headers`` the same with headers; ``hangs`` obeys, but its system does not end when asked to.
+    by byte; ``drips-headers`` the same with headers; ``hangs`` obeys, but its system does not end when asked to;
+    ``relapses`` hangs, and reports once that it is off when its power is switched off, but never again.
 
     ``odd`` has raw responses by path: status, headers and body. ``hardware`` has the identities that it reports of its
     machine: ``UUID``, ``SerialNumber``, and ``macs``. ``orders`` and ``resets`` record the paths and types of resets.
@@ -57,6 +58,8 @@ class _Bmc(BaseHTTPRequestHandler):
             return
         documents = DOCUMENTS | self.machine()
         self.answer(200, documents.get(self.path) or documents.get(f"{self.path}/") or {})
+        if self.manner == "relapses" and self.path == SYSTEM:
+            type(self).state = "On"
 
     def machine(self) -> dict[str, dict[str, Any]]:
         """The documents on its machine."""
@@ -78,7 +81,8 @@ class _Bmc(BaseHTTPRequestHandler):
             self.orders.append(self.path)
             reset = json.loads(body)["ResetType"]
             self.resets.append(reset)
-            if self.manner == "obeys" or (self.manner == "hangs" and reset != "GracefulShutdown"):
+            obeys = self.manner == "obeys" or reset != "GracefulShutdown"
+            if obeys and self.manner in {"obeys", "hangs", "relapses"}:
                 type(self).state = "Off" if reset in {"ForceOff", "GracefulShutdown"} else "On"
         if self.manner == "refuses":
             self.answer(500, {"error": {"code": "Base.1.0.GeneralError", "message": "the fuse is blown"}})

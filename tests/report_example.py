@@ -112,6 +112,8 @@ def _machine(name: str, number: int, pool: str, role: str, verdict: Verdict) -> 
         kernel=("6.12.41+deb13-amd64" if old else "6.12.48+deb13-amd64") if read else "",
         runtime="containerd.io 2.1.4-1~debian.13~trixie" if read else "",
         driver="580.95.05" if read and pool else "",
+        cuda="13.0" if read and pool == "train" else "",
+        cudnn="9.14.0.64-1" if read and pool == "train" else "",
         gpus=gpus if read else {},
         health=verdict.state.value,
         not_read=""

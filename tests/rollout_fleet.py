@@ -17,6 +17,7 @@ from gpunodes.rollout import record as recording
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import Disruption, RolloutOutcome
 from gpunodes.rollout.result import RolloutResult
+from gpunodes.rollout.state import Following
 
 from tests import repair_fleet
 from tests.repair_fleet import Fleet
@@ -94,10 +95,12 @@ def known(monkeypatch: pytest.MonkeyPatch, work: MemoryWork) -> MemoryWork:
     return work
 
 
-def roll_out(place: Fleet, work: MemoryWork, machines: Sequence[str] = (), **options: Any) -> RolloutResult:
+def roll_out(
+    place: Fleet, work: MemoryWork, machines: Sequence[str] = (), then: Sequence[Following] = (), **options: Any
+) -> RolloutResult:
     """Roll a work out; ``options`` are fields of RolloutOptions."""
     chosen = [each for each in place.all_machines() if not machines or each.name in machines]
-    return commands.roll_out(place, chosen, work, RolloutOptions(**options), lambda *_: None, "test")
+    return commands.roll_out(place, chosen, work, RolloutOptions(**options), lambda *_: None, "test", then)
 
 
 def resume(place: Fleet) -> RolloutResult:

@@ -148,7 +148,9 @@ class Operator:
         folder.mkdir(exist_ok=True)
         (folder / "ansible.cfg").write_text(collection.CONFIG)
         sockets = "ANSIBLE_SSH_CONTROL_PATH_DIR"
-        environment = {"ANSIBLE_HOST_KEY_CHECKING": "False", sockets: self.environment[sockets]}
+        # Without the file of the account that runs the tests: later labs have other machines at the same addresses.
+        forgotten = {"ANSIBLE_HOST_KEY_CHECKING": "False", "ANSIBLE_SSH_COMMON_ARGS": "-o UserKnownHostsFile=/dev/null"}
+        environment = {**forgotten, sockets: self.environment[sockets]}
         playbook = f"gpunodes.bootstrap.{name}"
         argv = ("ansible-playbook", "-i", str(self.folder / "inventory"), playbook, *arguments)
         done = collection.run(folder, *argv, environment=environment, limit_s=LONG)
@@ -156,12 +158,12 @@ class Operator:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def kubectl(self, *argv: str, code: int | None = 0, machine: str | None = None) -> str:
+    def kubectl(self, *argv: str, code: int | None = 0, machine: str | None = None, limit_s: float = SHORT) -> str:
         """Run kubectl on ``machine``, by default the first control plane that has power and a network."""
         if machine is None:
             several = len(self.control_planes) > 1
             machine = self.responding_control_planes()[0] if several else self.control_planes[0]
-        return self.ssh(machine, f"kubectl --kubeconfig /etc/kubernetes/admin.conf {shlex.join(argv)}", code)
+        return self.ssh(machine, f"kubectl --kubeconfig /etc/kubernetes/admin.conf {shlex.join(argv)}", code, limit_s)
 
     def responding_control_planes(self) -> tuple[str, ...]:
         """The control planes whose SSH server responds; fails the test if none does."""

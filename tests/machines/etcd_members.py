@@ -17,6 +17,7 @@ ETCDCTL = (
     f"{CRICTL} exec $({CRICTL} ps --quiet --label io.kubernetes.container.name=etcd) etcdctl "
     f"--cacert={PKI}/ca.crt --cert={PKI}/server.crt --key={PKI}/server.key --write-out=json"
 )
+VIP = "gpunodes_control_plane_vip"
 KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 SECRETS = f"{KUBECTL} --namespace kube-system get secrets --output name"
 
@@ -47,6 +48,15 @@ def regroup(operator: Operator, *controls: str) -> None:
     group = found["all"]["children"]["control_plane"]
     group["hosts"] = {name: group["hosts"][name] for name in controls}
     path.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
+
+
+def with_vip(operator: Operator, address: str) -> str:
+    """Set the virtual address in the inventory, "" removes it; returns the earlier one."""
+    path = operator.folder / "inventory/group_vars/all.yml"
+    settings: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    before = str(settings.pop(VIP, ""))
+    path.write_text(yaml.safe_dump({**settings, **({VIP: address} if address else {})}), encoding="utf-8")
+    return before
 
 
 def leader(operator: Operator) -> str:

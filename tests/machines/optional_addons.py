@@ -19,7 +19,8 @@ def lab(*images: str) -> LabSpec:
     """A lab with a mirror that has these further images."""
     options = tuple(word for name in images for word in ("--images", name))
     # Kubelets have serving certificates, which metrics-server and Prometheus verify.
-    settings = {"gpunodes_serving_certificates": True}
+    # Emulated machines pull and unpack the largest images for minutes.
+    settings = {"gpunodes_serving_certificates": True, "gpunodes_ready_timeout": 1500}
     return LabSpec("debian13", workers=2, up_options=options, cluster=(), settings=settings)
 
 

@@ -44,13 +44,13 @@ class Part:
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
 # together. `make test` is to stay below 50 minutes: each part leaves 11 of them to the quick tests.
 PARTS: Mapping[str, Part] = {
-    "addons": Part(37, ("test_addons.py",)),
-    "training": Part(35, ("test_training.py",)),
+    "addons": Part(38, ("test_addons.py",)),
+    "training": Part(39, ("test_training.py",)),
     "docker": Part(26, ("test_docker.py",)),
     "gpu-alone": Part(36, ("test_gpu_alone.py",)),
-    "commands": Part(29, ("test_repair_commands.py",)),
-    "cluster": Part(35, ("test_cluster.py",)),
     "life": Part(34, ("test_life.py",)),
+    "cluster": Part(35, ("test_cluster.py",)),
+    "commands": Part(29, ("test_repair_commands.py",)),
     "networks": Part(32, ("test_networks.py", "test_own_network.py")),
     "pool": Part(30, ("test_pool.py",)),
     "gpu-pods": Part(36, ("test_gpu_pods.py",)),
@@ -81,7 +81,7 @@ PARTS: Mapping[str, Part] = {
 WITHOUT_HISTORY = "life"
 """The part of a checkout without git."""
 SLOW: Mapping[str, Part] = {
-    "three-control-planes": Part(90, ("test_three_control_planes.py",)),
+    "three-control-planes": Part(95, ("test_three_control_planes.py",)),
     "control-plane-loss": Part(110, ("test_control_plane_loss.py",)),
     "three-upgraded": Part(100, ("test_three_upgraded.py",)),
     "upgrade-command": Part(75, ("test_upgrade_command.py",)),
@@ -89,6 +89,8 @@ SLOW: Mapping[str, Part] = {
     "os-upgrade": Part(60, ("test_os_upgrade.py",)),
     "gpu-host-joins": Part(50, ("test_gpu_host_joins.py",)),
     "monitoring": Part(45, ("test_monitoring.py",)),
+    "dra": Part(60, ("test_dra.py",)),
+    "torch": Part(90, ("test_torch.py",)),
 }
 """Parts that never have their turn: they take longer than one, or need KVM or more than two processors. The nightly
 workflow runs them."""

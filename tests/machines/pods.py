@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
+import tarfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,15 @@ _GREEDY: dict[str, tuple[list[dict[str, str]], dict[str, str], dict[str, str]]] 
 """Attempts to get GPUs without a request: variables, further fields of the pod, annotations."""
 
 
+def copy(operator: Operator, folder: Path, target: str) -> None:
+    """Copy a folder of the checkout to the control plane."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        tar.add(folder, arcname=".")
+    encoded = base64.b64encode(data.getvalue()).decode()
+    operator.ssh("control-1", f"mkdir -p {target} && base64 -d <<'END' | tar -xzC {target}\n{encoded}\nEND")
+
+
 def start(
     operator: Operator,
     name: str,
@@ -38,13 +50,14 @@ def start(
     script: str,
     container: dict[str, Any],
     annotations: dict[str, str] | None = None,
+    namespace: str = "default",
     **spec: Any,
 ) -> None:
     """Start a pod that runs a shell script."""
     document = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "annotations": annotations or {}},
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations or {}},
         "spec": {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,

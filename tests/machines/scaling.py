@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
+from gpunodes.inventory import Inventory
+from gpunodes.lab.layout import Layout, cache_dir
 
 from . import pods, unhealthy
-from .conftest import CHECKOUT, LabSpec, Operator
+from .conftest import CHECKOUT, NAME, LabSpec, Operator
 
 GPU = ("gpu-1", "gpu-2")
 IDLE_S, BOOT_S = 60, 1200
@@ -95,6 +98,38 @@ def are_off(operator: Operator) -> bool:
 
 def gone(operator: Operator, machine: str) -> bool:
     return machine not in nodes(operator) and power_of(operator, machine) == "off"
+
+
+def warnings(operator: Operator, machine: str, reason: str) -> list[str]:
+    """The messages of the Warnings of a node with a reason."""
+    selector = f"involvedObject.name={machine},type=Warning,reason={reason}"
+    found = operator.kubectl("get", "events", "-A", "--field-selector", selector, "-o", "json")
+    return [str(each["message"]) for each in json.loads(found)["items"]]
+
+
+@contextlib.contextmanager
+def bmc_without_users(machine: str) -> Iterator[None]:
+    """The BMC of a machine responds, and refuses every login."""
+    # The emulator reads the file at each request.
+    users = Layout(NAME, cache_dir()).state / "bmc" / machine / "htpasswd"
+    before = users.read_text()
+    users.write_text("")
+    try:
+        yield
+    finally:
+        users.write_text(before)
+
+
+@contextlib.contextmanager
+def unreachable_bmc(operator: Operator, machine: str) -> Iterator[None]:
+    """The control plane cannot connect to the BMC of a machine."""
+    address = str(Inventory(operator.folder / "inventory").variables(machine)["gpunodes_bmc_address"])
+    block = f"OUTPUT -p tcp --dport {address.rpartition(':')[2]} -j REJECT"
+    operator.ssh("control-1", f"iptables -I {block}")
+    try:
+        yield
+    finally:
+        operator.ssh("control-1", f"iptables -D {block}")
 
 
 def prepare(operator: Operator, image: str, **settings: Any) -> None:

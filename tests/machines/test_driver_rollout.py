@@ -78,8 +78,8 @@ def test_one_node_after_the_other_while_a_job_goes_on(operator: Operator) -> Non
         "-o", "jsonpath={.spec.template.spec.containers[0].image}",
     ).strip()  # fmt: skip
     unhealthy.apply(operator, PODS.replace("IMAGE", image))
-    operator.kubectl("rollout", "status", "deployment/cpu", "--timeout=300s")
-    operator.kubectl("wait", "--for=jsonpath={.status.ready}=1", "job/train", "--timeout=300s")
+    operator.kubectl("rollout", "status", "deployment/cpu", "--timeout=300s", limit_s=LONG)
+    operator.kubectl("wait", "--for=jsonpath={.status.ready}=1", "job/train", "--timeout=300s", limit_s=LONG)
     before = {label: pod(operator, label) for label in ("app=cpu", "job-name=train")}
     for number, step in enumerate(STEPS):
         running = operator.start(*(("rollout", "resume") if number else UPGRADE))

@@ -5,29 +5,17 @@ the second one is refused.
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import yaml
 from gpunodes.inventory import Inventory
 
 from . import availability, web
-from .conftest import LabSpec, Operator, kill, search_for_secrets
-from .etcd_members import CRICTL, FIRST, KUBECTL, SECOND, regroup, voters
+from .conftest import LONG, LabSpec, Operator, kill, search_for_secrets
+from .etcd_members import CRICTL, FIRST, KUBECTL, SECOND, regroup, voters, with_vip
 
 LAB = LabSpec("debian13", workers=1, control_planes=2)
 MACHINES = (FIRST, SECOND, "worker-1")
 NODES = (FIRST, "worker-1")
-VIP = "gpunodes_control_plane_vip"
 SERVER = "sed -n 's/^ *server: //p' /etc/kubernetes/{}.conf"
-
-
-def with_vip(operator: Operator, address: str) -> str:
-    """Set the virtual address in the inventory, "" removes it; returns the earlier one."""
-    path = operator.folder / "inventory/group_vars/all.yml"
-    settings: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    before = str(settings.pop(VIP, ""))
-    path.write_text(yaml.safe_dump({**settings, **({VIP: address} if address else {})}), encoding="utf-8")
-    return before
 
 
 def servers(operator: Operator, address: str, *controls: str) -> dict[str, list[str]]:
@@ -55,7 +43,7 @@ def test_the_endpoint_moves_and_pods_keep_running(operator: Operator) -> None:
     address = (operator.folder / "vip").read_text()
     with_vip(operator, address)
     operator.kubectl("create", "deployment", "still", f"--image={web.IMAGE}", "--", "sleep", "100000")
-    operator.kubectl("rollout", "status", "deployment/still", "--timeout=300s")
+    operator.kubectl("rollout", "status", "deployment/still", "--timeout=300s", limit_s=LONG)
     pods = ("get", "pods", "-l", "app=still", "-o", "jsonpath={.items[*].metadata.uid}")
     before = operator.kubectl(*pods)
     running = operator.start("endpoint", "set", address, "--yes")

@@ -2,7 +2,7 @@
 
 Two pools of one GPU machine each. The autoscaler and the power server run as pods on the control plane, and reach the
 BMC of gpu-1 by the lab's network. gpu-2 counts as a machine without a BMC: the lab's listener starts it by Wake-on-LAN,
-and it shuts itself down. Not run since gpu-2 has no BMC.
+and it shuts itself down. Not run since gpu-2 has no BMC, and since that of gpu-1 refuses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,22 @@ from tests import node_certificates
 
 from . import scaling, unhealthy
 from .conftest import Operator
-from .scaling import GPU, archive, are_off, gone, is_ready, job, phases, power_of, prepare, runs_on, until
+from .scaling import (
+    GPU,
+    archive,
+    are_off,
+    bmc_without_users,
+    gone,
+    is_ready,
+    job,
+    phases,
+    power_of,
+    prepare,
+    runs_on,
+    unreachable_bmc,
+    until,
+    warnings,
+)
 
 LAB = scaling.LAB
 
@@ -73,26 +88,36 @@ def test_a_killed_power_server_goes_on(operator: Operator) -> None:
     until("both are switched off", lambda: are_off(operator))
 
 
-def test_a_bmc_that_does_not_respond_means_the_other_pool(operator: Operator) -> None:
-    address = str(Inventory(operator.folder / "inventory").variables("gpu-1")["gpunodes_bmc_address"])
-    block = f"OUTPUT -p tcp --dport {address.rpartition(':')[2]} -j REJECT"
-    operator.ssh("control-1", f"iptables -I {block}")
-    try:
+def reason(operator: Operator, machine: str) -> str:
+    found = operator.document("autoscale", "status", code=None)["machines"]
+    return str(next(each["reason"] for each in found if each["node"] == machine))
+
+
+def test_a_bmc_that_refuses_or_does_not_respond_means_the_other_pool(operator: Operator) -> None:
+    with bmc_without_users("gpu-1"):
         job(operator, "third")
         until("the third pod runs", lambda: runs_on(operator, "third"))
         assert runs_on(operator, "third") == "gpu-2"
         assert power_of(operator, "gpu-1") == "off"
-        [failed] = [
-            each for each in operator.document("autoscale", "status", code=None)["machines"] if each["pool"] == "h100"
-        ]
-        assert "does not respond" in failed["reason"]
-    finally:
-        operator.ssh("control-1", f"iptables -D {block}")
+        assert "refuses the user" in reason(operator, "gpu-1")
+        # gpu-2 has booted meanwhile: the order was repeated, and told once.
+        [told] = warnings(operator, "gpu-1", "NotSwitchedOn")
+        assert "refuses the user" in told
+        with unreachable_bmc(operator, "gpu-1"):
+            until("another error is noticed", lambda: "does not respond" in reason(operator, "gpu-1"))
+            [told] = warnings(operator, "gpu-1", "NotSwitchedOff")
+            assert "does not respond" in told
+    until("its BMC shows that it is off", lambda: phases(operator)["gpu-1"] == "failed")
+    assert power_of(operator, "gpu-1") == "off"
 
 
 def test_the_autoscaler_is_removed(operator: Operator) -> None:
     operator.kubectl("delete", "pod", "third", "--wait=true")
     until("gpu-2 is switched off", lambda: gone(operator, "gpu-2"))
+    planned = operator.document("autoscale", "down", "--dry-run")
+    assert planned["running"]
+    assert any("passwords" in each for each in planned["changes"])
+    assert operator.document("autoscale", "status", code=None)["running"]
     done = operator.gpunodes("autoscale", "down", "--yes")
     assert "gpu-2" in done.stdout
     left = operator.kubectl("-n", "kube-system", "get", "deployments,secrets,clusterroles", "-o", "name")

@@ -1,4 +1,5 @@
-"""Three control planes come up, the leader leaves and joins again, a dead one is removed through another, a restore.
+"""One control plane becomes three in place, the leader leaves and joins again, a dead one is removed through another, a
+restore.
 
 The lab gives them a virtual address, and lets them elect leaders.
 """
@@ -6,7 +7,7 @@ The lab gives them a virtual address, and lets them elect leaders.
 from __future__ import annotations
 
 from .conftest import BARE, LabSpec, Operator, lines, search_for_secrets
-from .etcd_members import CONTROLS, FIRST, KUBECTL, SECOND, THIRD, leader, leftovers, regroup, voters
+from .etcd_members import CONTROLS, FIRST, KUBECTL, SECOND, THIRD, leader, leftovers, regroup, voters, with_vip
 
 LAB = LabSpec("debian13", workers=0, control_planes=3)
 
@@ -17,8 +18,15 @@ def test_a_dry_run_changes_nothing(operator: Operator) -> None:
     assert operator.each(CONTROLS, BARE) == operator.bare
 
 
-def test_three_come_up(operator: Operator) -> None:
+def test_one_becomes_three_in_place(operator: Operator) -> None:
+    """Made with its own address as the endpoint, which moves. Other parts make three at once."""
+    address = with_vip(operator, "")
+    regroup(operator, FIRST)
     operator.gpunodes("up")
+    with_vip(operator, address)
+    operator.gpunodes("endpoint", "set", address, "--yes")
+    regroup(operator, *CONTROLS)
+    operator.gpunodes("up", limit_s=7200)
     assert voters(operator) == set(CONTROLS)
     assert leftovers(operator) == []
     assert {each["outcome"] for each in operator.document("up")["machines"]} == {"unchanged"}

@@ -6,29 +6,30 @@ Not run on machines yet. The overlay with NumPy as it is, but for smaller reques
 
 from __future__ import annotations
 
-import base64
 import functools
-import io
 import json
 import re
 import shlex
-import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import yaml
 
-from . import unhealthy
-from .conftest import CHECKOUT, LabSpec, Operator
+from . import pods, unhealthy
+from .conftest import CHECKOUT, LONG, LabSpec, Operator
 from .unhealthy import entry
 
 LAB = LabSpec("debian13", workers=2, up_options=("--images", "training"), cluster=(), settings=unhealthy.TEST_SETTINGS)
 WORKERS = {"worker-1", "worker-2"}
 SHARE = "/srv/training"
-EXAMPLE = "/root/training"
+EXAMPLE, SERVING = "/root/training", "/root/serving"
 WAIT_S = 600.0
 """Seconds for pulls and starts of pods on emulated machines."""
 FOR_EVER = 10**6
+# The status of each request; a client tries a second time when its connection is refused.
+ASK = """while sleep 0.5; do
+  {request} --retry 1 --retry-connrefused -o /dev/null -w '%{{http_code}}\\n' >>/run/answers
+done"""
 PATCHES = [
     # A worker of the lab has one processor and 2 GiB.
     {
@@ -63,15 +64,11 @@ def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> Non
     print(f"{what}: {time.monotonic() - began:.0f} s")
 
 
-def copy_example(operator: Operator) -> None:
+def copy_example(operator: Operator, kustomization: Mapping[str, object]) -> None:
     """Copy the example to the control plane, with an overlay for the lab."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as tar:
-        tar.add(CHECKOUT / "examples" / "training", arcname=".")
-    encoded = base64.b64encode(data.getvalue()).decode()
-    operator.ssh("control-1", f"mkdir -p {EXAMPLE}/lab && base64 -d <<'END' | tar -xzC {EXAMPLE}\n{encoded}\nEND")
-    overlay = yaml.safe_dump(OVERLAY)
-    operator.ssh("control-1", f"cat >{EXAMPLE}/lab/kustomization.yml <<'END'\n{overlay}\nEND")
+    pods.copy(operator, CHECKOUT / "examples" / "training", EXAMPLE)
+    overlay = yaml.safe_dump(dict(kustomization))
+    operator.ssh("control-1", f"mkdir {EXAMPLE}/lab && cat >{EXAMPLE}/lab/kustomization.yml <<'END'\n{overlay}\nEND")
 
 
 def run(operator: Operator, steps: int) -> None:
@@ -128,18 +125,22 @@ def take_away(operator: Operator) -> None:
     until("no pod is left", lambda: operator.kubectl("get", "pods", "-o", "name").strip() == "")
 
 
-def test_the_example_is_started(operator: Operator) -> None:
-    """On storage that the control plane serves."""
+def start(operator: Operator, kustomization: Mapping[str, object] = OVERLAY) -> None:
+    """Start the example on storage that the control plane serves, and wait until both ranks run."""
     operator.group("storage", "control-1")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
     shares = [{"name": "training", "path": SHARE, "size": "1Gi"}]
     variables.write_text(yaml.safe_dump({**yaml.safe_load(variables.read_text()), "gpunodes_storage": shares}))
     operator.gpunodes("storage", "up")
-    copy_example(operator)
+    copy_example(operator, kustomization)
     run(operator, FOR_EVER)
     until("the images are written", lambda: complete(operator, "load-data"))
     assert "4096 images written" in operator.kubectl("logs", "job/load-data")
     until("both ranks run, on different nodes", lambda: both_run(operator))
+
+
+def test_the_example_is_started(operator: Operator) -> None:
+    start(operator)
 
 
 def test_the_loss_falls(operator: Operator) -> None:
@@ -211,5 +212,43 @@ def test_one_command_takes_it_away_and_the_checkpoint_stays(operator: Operator) 
     assert int(continued) == step
     assert f"step {step + 200} loss" in printed
     take_away(operator)
+
+
+def servers(operator: Operator) -> list[str]:
+    """The nodes of the servers that are ready."""
+    found = json.loads(operator.kubectl("get", "pods", "-l", "app=serve", "-o", "json"))["items"]
+    return [
+        pod["spec"]["nodeName"]
+        for pod in found
+        if "deletionTimestamp" not in pod["metadata"]
+        and ("Ready", "True") in {(each["type"], each["status"]) for each in pod["status"].get("conditions", [])}
+    ]
+
+
+def test_the_servers_of_the_checkpoint_survive_a_drain(operator: Operator) -> None:
+    """Both run on the node that is drained: the second leaves when the first has a ready replacement."""
+    pods.copy(operator, CHECKOUT / "examples" / "serving", SERVING)
+    operator.kubectl("cordon", "worker-2")
+    operator.kubectl("apply", "-k", SERVING)
+    until("both servers are ready", lambda: servers(operator) == ["worker-1"] * 2)
+    operator.kubectl("uncordon", "worker-2")
+    address = operator.kubectl("get", "svc", "serve", "-o", "jsonpath={.spec.clusterIP}").strip()
+    request = f"curl -s --noproxy '*' --max-time 60 --data-binary @/run/image http://{address}/predict"
+    found = json.loads(operator.ssh("control-1", f"head -c 784 /dev/zero >/run/image; {request}"))
+    assert found["step"] == saved(operator)
+    operator.ssh("control-1", f"cat >/run/ask <<'END'\n{ASK.format(request=request)}\nEND")
+    operator.ssh("control-1", "systemd-run --unit=ask sh /run/ask")
+    drain = ("drain", "worker-1", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=600s")
+    printed = operator.kubectl(*drain, limit_s=LONG)
+    assert len(re.findall(r"^pod/serve-\S+ evicted$", printed, re.M)) == 2, printed
+    until("both are ready elsewhere", lambda: servers(operator) == ["worker-2"] * 2)
+    answers = operator.ssh("control-1", "systemctl stop ask; cat /run/answers").split()
+    assert (set(answers), len(answers) > 10) == ({"200"}, True), answers
+    operator.kubectl("uncordon", "worker-1")
+    operator.kubectl("delete", "-k", SERVING, "--wait=true")
+    until("no pod is left", lambda: operator.kubectl("get", "pods", "-o", "name").strip() == "")
+
+
+def test_the_storage_goes_and_keeps_the_data(operator: Operator) -> None:
     operator.gpunodes("storage", "down", "--yes")
     assert operator.ssh("control-1", f"ls {SHARE}").split() == ["checkpoints", "data", "logs"]

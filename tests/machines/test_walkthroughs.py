@@ -119,7 +119,7 @@ def test_a_page_of_another_tool(operator: Operator, page: str) -> None:
 
 def test_tensorflow_on_cdk_becomes_a_job_over_shared_storage(operator: Operator) -> None:
     """Its images are not in the lab. A user makes its objects, who may change this namespace and nothing else."""
-    (operator.folder / "inventory" / "storage.yml").write_text("storage: {hosts: {control-1: null}}\n")
+    operator.group("storage", "control-1")
     setting(operator.folder, gpunodes_storage=[SHARE])
     alice = operator.folder / "alice.kubeconfig"
     for words in commands(ORDER[4]):

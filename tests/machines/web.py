@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .conftest import Operator, lines
+from .conftest import LONG, Operator, lines
 
 IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 _COUNTER = """
@@ -55,7 +55,7 @@ def serve(operator: Operator) -> None:
     document = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     operator.ssh("control-1", f"cat >/run/web.json <<'END'\n{document}\nEND")
     operator.kubectl("apply", "-f", "/run/web.json")
-    operator.kubectl("rollout", "status", "deployment/web", "--timeout=300s")
+    operator.kubectl("rollout", "status", "deployment/web", "--timeout=300s", limit_s=LONG)
     address = operator.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}").strip()
     operator.ssh("control-1", f"cat >/run/count.sh <<'END'\n{_COUNTER}\nEND")
     operator.ssh("control-1", f"systemd-run --unit=counter --collect sh /run/count.sh {address}")

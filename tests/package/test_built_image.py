@@ -139,6 +139,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("podman")
     storage = [f"--root={folder}/root", f"--runroot={folder}/run", "--storage-driver=vfs", "--cgroup-manager=cgroupfs"]
     done = subprocess.run(["podman", *storage, "load", "-i", ARCHIVES[0]], capture_output=True, text=True, check=False)
+    # In a container, which may not be allowed to unpack another one.
+    if done.returncode and "not permitted" in done.stderr:
+        pytest.skip(f"podman unpacks no image here: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     options = [
         "--rm",

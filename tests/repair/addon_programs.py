@@ -1,7 +1,7 @@
 """The programs of add-ons for tests: those of the lab's mirror, with the arguments and rights of their manifests.
 
-They are run only where a lab has built them (`lab up --images addons --images monitoring`): that takes long. No pods
-run here; what a kubelet would do, the tests do.
+Compiling them takes long: tests run those that a lab has built (`lab up --images addons`), and build the others only
+with GPUNODES_BUILD_PROGRAMS=1. No pods run here; what a kubelet would do, the tests do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 from gpunodes.ansible.module_utils.cluster import optional
-from gpunodes.lab.mirror import gobuild, pins
+from gpunodes.lab.layout import cache_dir
+from gpunodes.lab.mirror import gobuild, pins, store
+from gpunodes.lab.standin import pins as standin
 from gpunodes.planner import addons
 
 from tests.programs import ending
@@ -30,19 +32,23 @@ from tests.repair import apiserver
 from tests.repair.apiserver import ApiServer
 from tests.unit.test_addon_role import with_settings
 
+BUILD = "GPUNODES_BUILD_PROGRAMS"
 LIMIT_S = 180.0
 NODE = "gpu-1"
 MERGE = "application/merge-patch+json"
 
 
 def program(component: str, name: str) -> Path:
-    """A program of the lab's mirror."""
+    """A program of the lab's mirror, or of its stand-in GPUs."""
     known = pins.load()
-    wanted = known.components[component]
-    folder = gobuild.place(wanted, apiserver.cache())
+    wanted = known.components.get(component) or standin.load()[component]
+    home = apiserver.cache() if component in known.components else cache_dir() / "standin"
+    folder = gobuild.place(wanted, home)
     if not folder.exists():
-        images = next(name for name, of in known.extras.items() if any(each.component == wanted for each in of))
-        pytest.skip(f"{component} was not built: `lab up --images {images}` does")
+        if not os.environ.get(BUILD):
+            pytest.skip(f"{component} was not built; {BUILD}=1 builds it")
+        with store.locked(home, print):
+            gobuild.programs(wanted, gobuild.toolchain(home, known, print), home, print)
     return folder / name
 
 

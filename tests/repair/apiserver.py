@@ -68,6 +68,11 @@ def programs() -> tuple[Path, Path]:
         return kubernetes / "kube-apiserver", gobuild.programs(minor.etcd, go, cache(), print) / "server"
 
 
+def kubectl() -> Path:
+    """kubectl of the same build."""
+    return programs()[0].with_name("kubectl")
+
+
 @contextlib.contextmanager
 def running(folder: Path, more: Mapping[str, object] | None = None) -> Iterator[ApiServer]:
     """Start both programs in ``folder``; they are stopped afterwards. ``more`` are flags of the API server."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpunodes.autoscale import plan, service
 from gpunodes.autoscale.plan import Plan
-from gpunodes.autoscale.power import AlreadyOn
+from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
 from gpunodes.autoscale.proof import NAMESPACE
 from gpunodes.autoscale.server import PowerServer
 from gpunodes.autoscale.state import Kubelet
@@ -25,7 +25,8 @@ from gpunodes.autoscale.store import POOL_LABEL, Store
 from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble
-from gpunodes.lab.mirror import gobuild, pins, store
+from gpunodes.lab.mirror import gobuild, pins
+from gpunodes.lab.mirror import store as cached
 
 from tests.power_fleet import GPU, document, node_object
 from tests.programs import ending
@@ -78,8 +79,7 @@ class SimulatedMachines:
         return Kubelet.DOWN if name in self.dead else Kubelet.RUNS
 
     def switch_on(self, name: str, *, again: bool) -> None:
-        if name in self.refuses:
-            raise PowerProblem(Trouble.REFUSED, f"the BMC of {name} refuses")
+        self._check(name)
         with self._mutex:
             if name in self.on and not again:
                 raise AlreadyOn(f"{name} is on")
@@ -89,11 +89,16 @@ class SimulatedMachines:
             threading.Thread(target=self._boot, args=(name,), daemon=True).start()
 
     def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        self._check(name)
         before()
         with self._mutex:
             self.orders.append((name, "off"))
             self.on.pop(name, None)
         then()
+
+    def _check(self, name: str) -> None:
+        if name in self.refuses:
+            raise PowerProblem(Trouble.REFUSED, f"the BMC of {name} refuses")
 
     def _boot(self, name: str) -> None:
         time.sleep(BOOT_S)
@@ -128,9 +133,15 @@ class SimulatedMachines:
 
 @contextlib.contextmanager
 def running(
-    server: ApiServer, pools: Mapping[str, tuple[int, int, int]], machines: Mapping[str, str]
+    server: ApiServer,
+    pools: Mapping[str, tuple[int, int, int]],
+    machines: Mapping[str, str],
+    connect: Callable[[StoreWithLogs], PoweredMachines] | None = None,
 ) -> Iterator[Site]:
-    """Scheduler, autoscaler and power server for these machines (name: pool) and pools (min, max, priority)."""
+    """Scheduler, autoscaler and power server for these machines (name: pool) and pools (min, max, priority).
+
+    ``connect`` makes the power control of the machines in place of simulated ones.
+    """
     planned = plan.parse(document(machines, pools))
     fleet = SimulatedMachines(server, planned)
     with contextlib.ExitStack() as held:
@@ -138,7 +149,8 @@ def running(
         restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
         server.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": restricted}})
         server.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "default"}})
-        power = PowerServer(planned, StoreWithLogs(session), fleet)
+        store = StoreWithLogs(session)
+        power = PowerServer(planned, store, connect(store) if connect else fleet)
         power.begin()
         address = f"unix://{server.folder}/power"
         listening = service.start(power, address)
@@ -168,7 +180,7 @@ def _look(power: PowerServer, machines: SimulatedMachines, stop: threading.Event
 
 def _programs(server: ApiServer, address: str) -> dict[str, list[str]]:
     known = pins.load()
-    with store.locked(cache(), print):
+    with cached.locked(cache(), print):
         go = gobuild.toolchain(cache(), known, print)
         scheduler = gobuild.programs(known.minors[MINOR].kubernetes, go, cache(), print) / "kube-scheduler"
         autoscaler = gobuild.programs(known.components["cluster-autoscaler"], go, cache(), print) / "cluster-autoscaler"

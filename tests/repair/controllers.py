@@ -16,8 +16,16 @@ from tests.programs import ending
 from .apiserver import MINOR, ApiServer, cache
 
 # Those that examples need. The one of nodes would evict: no kubelet reports here.
-_CONTROLLERS = "job-controller,resourcequota-controller,clusterrole-aggregation-controller"
-_MERGE = "application/merge-patch+json"
+_CONTROLLERS = ",".join((
+    "clusterrole-aggregation-controller",
+    "deployment-controller",
+    "disruption-controller",
+    "endpointslice-controller",
+    "job-controller",
+    "replicaset-controller",
+    "resourcequota-controller",
+))  # fmt: skip
+MERGE = "application/merge-patch+json"
 
 
 @contextlib.contextmanager
@@ -48,7 +56,14 @@ def add_node(server: ApiServer, name: str, gpus: int) -> None:
         {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastHeartbeatTime": now}
     ]
     status: dict[str, Any] = {"capacity": offered, "allocatable": offered, "conditions": conditions}
-    server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, _MERGE)
+    server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE)
+
+
+def start(server: ApiServer, path: str, address: str) -> None:
+    """Let a pod run and be ready at an address, as its kubelet would."""
+    ready = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "ContainersReady", "Ready")]
+    status = {"phase": "Running", "conditions": ready, "podIP": address, "podIPs": [{"ip": address}]}
+    server.call("PATCH", f"{path}/status", {"status": status}, MERGE)
 
 
 def end(server: ApiServer, path: str, phase: str, code: int, container: str, *, disrupted: bool = False) -> None:
@@ -62,4 +77,4 @@ def end(server: ApiServer, path: str, phase: str, code: int, container: str, *, 
     }
     if disrupted:
         status["conditions"] = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
-    server.call("PATCH", f"{path}/status", {"status": status}, _MERGE)
+    server.call("PATCH", f"{path}/status", {"status": status}, MERGE)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import kubeconfig
 from gpunodes.planner import addons
 
 from tests.repair import apiserver
@@ -18,12 +16,10 @@ from tests.repair.addon_programs import (
     MERGE,
     NODE,
     Kubelet,
-    cluster,
     container,
     get,
     installed,
     kubeconfig_of,
-    node,
     program,
     replaced,
     running,
@@ -32,17 +28,6 @@ from tests.repair.addon_programs import (
 )
 from tests.repair.apiserver import ApiServer
 from tests.unit.test_addon_role import with_settings
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as made, node(made):
-        yield made
-
-
-@pytest.fixture
-def admin(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubeconfig, "ADMIN", str(server.kubeconfig))
 
 
 @pytest.mark.usefixtures("admin")

@@ -62,6 +62,9 @@ def test_a_bmc_that_refuses_and_a_boot_that_never_registers(site: Site) -> None:
     site.until(lambda: site.node_of("first"))
     assert site.node_of("first") == "t1"
     assert site.started() == ["t1"]
+    events = site.server.call("GET", "/api/v1/namespaces/default/events")["items"]
+    [told] = [each for each in events if each["reason"] == "NotSwitchedOn"]
+    assert told["involvedObject"]["name"] == "h1"
     site.machines.refuses = set()
     site.machines.dead = {"t1"}
     site.delete_pod("first")
@@ -142,6 +145,7 @@ def test_plan_passwords_and_states_in_the_cluster(tmp_path: Path) -> None:
             store.write({"h1": MachineState(Phase.STARTING, 3.0)})
         assert objects.states()["h1"].phase is Phase.ON
 
+        objects.delete_passwords()
         objects.delete_plan()
         objects.delete_states()
         objects.delete_plan()

@@ -1,7 +1,6 @@
 """The device plugin's objects on a real API server, and its configuration read by the real plugin.
 
-The plugin's program is that of the lab's stand-in, if its cache has it. It finds no GPU here: what it offers to a
-kubelet is not tested.
+The plugin's program is that of the lab's stand-in. It finds no GPU here: what it offers to a kubelet is not tested.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import devices, kubeconfig
 from gpunodes.ansible.module_utils.cluster import objects
-from gpunodes.lab.layout import cache_dir
 
 from tests.unit.test_gpu_sharing import rendered
 
 from . import apiserver
+from .addon_programs import program
 
 
 def test_the_objects_are_accepted_and_applied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,9 +32,7 @@ def test_the_objects_are_accepted_and_applied_once(tmp_path: Path, monkeypatch: 
 
 def plugin_output(made: dict[tuple[str, str], dict[str, Any]], label: str, config: str, folder: Path) -> str:
     """What the real plugin writes when it starts with a configuration and the environment of its DaemonSet."""
-    programs = sorted((cache_dir() / "standin").glob("k8s-device-plugin-*/nvidia-device-plugin"))
-    if not programs:
-        pytest.skip("the lab's cache has no device plugin")
+    plugin = program("k8s-device-plugin", "nvidia-device-plugin")
     [container] = made["DaemonSet", f"nvidia-device-plugin-{label}"]["spec"]["template"]["spec"]["containers"]
     given = {each["name"]: each["value"] for each in container["env"] if each["name"] == "MPS_ROOT"}
     file = folder / "config.yaml"
@@ -43,7 +40,7 @@ def plugin_output(made: dict[tuple[str, str], dict[str, Any]], label: str, confi
     # The plugin watches a folder with a fixed path.
     script = 'mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/kubelet/device-plugins && exec "$0"'
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, str(programs[-1])],
+        ["unshare", "--mount", "sh", "-c", script, str(plugin)],
         env={**os.environ, **given, "CONFIG_FILE": str(file)},
         capture_output=True,
         text=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 import urllib.error
 from collections.abc import Iterator, Mapping
@@ -33,8 +32,6 @@ _PODS = "/api/v1/namespaces/{}/pods"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl builds the examples, and is not on PATH")
     with (
         apiserver.running(tmp_path_factory.mktemp("api"), {"authorization-mode": "RBAC"}) as started,
         controllers.running(started),
@@ -46,7 +43,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 def built(name: str) -> list[dict[str, Any]]:
     """The objects of a kustomization."""
-    done = subprocess.run(["kubectl", "kustomize", EXAMPLES / name], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [apiserver.kubectl(), "kustomize", EXAMPLES / name], capture_output=True, text=True, check=True
+    )
     return list(yaml.safe_load_all(done.stdout))
 
 
@@ -98,10 +97,9 @@ def placed(server: ApiServer, namespace: str) -> dict[str, str]:
     return nodes if len(nodes) == 2 and all(nodes.values()) else {}
 
 
-def start_training(server: ApiServer, namespace: str, name: str = "training/overlays/gpu") -> None:
-    # In a namespace with the strictest rules: the pods of the example keep them.
+def make_claim(server: ApiServer, namespace: str) -> None:
+    """The claim of the examples, in a namespace with the strictest rules: their pods keep them."""
     make_namespace(server, namespace, **{"pod-security.kubernetes.io/enforce": "restricted"})
-    objects = built(name)
     claim = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "resources": {"requests": {"storage": "1Gi"}}}
     made: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "training"}}
     volume: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace}}
@@ -113,19 +111,17 @@ def start_training(server: ApiServer, namespace: str, name: str = "training/over
     }
     apply(server, [volume, {**made, "spec": {**claim, "volumeName": namespace}}], namespace)
     # No controller of volumes runs here.
-    for path in (
-        f"/api/v1/persistentvolumes/{namespace}",
-        f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/training",
-    ):
-        server.call("PATCH", f"{path}/status", {"status": {"phase": "Bound"}}, "application/merge-patch+json")
-    server.call(
-        "PATCH",
-        f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/training",
-        {"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}},
-        "application/merge-patch+json",
-    )
+    claimed = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/training"
+    for path in (f"/api/v1/persistentvolumes/{namespace}", claimed):
+        server.call("PATCH", f"{path}/status", {"status": {"phase": "Bound"}}, controllers.MERGE)
+    bound = {"metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}}}
+    server.call("PATCH", claimed, bound, controllers.MERGE)
+
+
+def start_training(server: ApiServer, namespace: str, name: str = "training/overlays/gpu") -> None:
+    make_claim(server, namespace)
     # Its port of the node is taken while another namespace has it.
-    apply(server, [each for each in objects if each["metadata"]["name"] != "tensorboard"], namespace)
+    apply(server, [each for each in built(name) if each["metadata"]["name"] != "tensorboard"], namespace)
 
 
 @contextlib.contextmanager
@@ -136,15 +132,25 @@ def training(server: ApiServer, namespace: str) -> Iterator[dict[str, dict[str, 
         wait(lambda: placed(server, namespace))
         yield pods_of(server, namespace)
     finally:
-        background = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
-        for job in ("train", "load-data"):
-            server.call("DELETE", f"/apis/batch/v1/namespaces/{namespace}/jobs/{job}", background)
-        for pod in server.call("GET", _PODS.format(namespace))["items"]:
-            path = f"{_PODS.format(namespace)}/{pod['metadata']['name']}"
-            finalizers = {"metadata": {"finalizers": None}}
-            with contextlib.suppress(urllib.error.HTTPError):
-                server.call("PATCH", path, finalizers, "application/merge-patch+json")
-                server.call("DELETE", path, {"gracePeriodSeconds": 0})
+        for name in ("train", "load-data"):
+            take_away(server, namespace, name)
+
+
+def take_away(server: ApiServer, namespace: str, name: str) -> None:
+    """Delete a job and its pods: they would keep their GPUs, and no kubelet ends them.
+
+    It is suspended first: its controller replaces deleted pods until it has seen the end of the job.
+    """
+    path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+    server.call("PATCH", path, {"spec": {"suspend": True}}, controllers.MERGE)
+    over = {"Suspended", "FailureTarget", "Complete"}
+    wait(lambda: over & {each["type"] for each in server.call("GET", path)["status"].get("conditions", [])})
+    server.call("DELETE", path, {"propagationPolicy": "Background", "gracePeriodSeconds": 0})
+    for pod in server.call("GET", f"{_PODS.format(namespace)}?labelSelector=job-name%3D{name}")["items"]:
+        path = f"{_PODS.format(namespace)}/{pod['metadata']['name']}"
+        with contextlib.suppress(urllib.error.HTTPError):
+            server.call("PATCH", path, {"metadata": {"finalizers": None}}, controllers.MERGE)
+            server.call("DELETE", path, {"gracePeriodSeconds": 0})
 
 
 def job(server: ApiServer, namespace: str) -> dict[str, Any]:
@@ -182,6 +188,80 @@ def test_wrong_arguments_end_the_job(server: ApiServer) -> None:
     with training(server, "wrong") as pods:
         controllers.end(server, f"{_PODS.format('wrong')}/{pods['0']['metadata']['name']}", "Failed", 2, "train")
         wait(lambda: any(each["type"] == "FailureTarget" for each in job(server, "wrong").get("conditions", [])))
+
+
+# Serving
+
+
+def serving(server: ApiServer) -> dict[str, str]:
+    """The node of each server that is not being deleted."""
+    items = server.call("GET", _PODS.format("serving"))["items"]
+    live = [each for each in items if "deletionTimestamp" not in each["metadata"]]
+    return {each["metadata"]["name"]: str(each["spec"].get("nodeName", "")) for each in live}
+
+
+def on_nodes(server: ApiServer, *nodes: str) -> bool:
+    return sorted(serving(server).values()) == sorted(nodes)
+
+
+def receivers(server: ApiServer) -> set[str]:
+    """The addresses to which the Service sends requests."""
+    path = "/apis/discovery.k8s.io/v1/namespaces/serving/endpointslices"
+    found = [each for part in server.call("GET", path)["items"] for each in part["endpoints"] or []]
+    return {address for each in found if each["conditions"]["ready"] for address in each["addresses"]}
+
+
+def evicted(server: ApiServer, name: str) -> bool:
+    """Evict a server as a drain does, and end it as its kubelet would; false if the budget refuses that."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    try:
+        server.call("POST", f"{_PODS.format('serving')}/{name}/eviction", body)
+    except urllib.error.HTTPError as error:
+        if "disruption budget" not in json.loads(error.read())["message"]:
+            raise
+        return False
+    server.call("DELETE", f"{_PODS.format('serving')}/{name}", {"gracePeriodSeconds": 0})
+    return True
+
+
+def start_server(server: ApiServer, seen: set[str], number: int) -> str:
+    """Let the server that is not in ``seen`` become ready; its name."""
+    [name] = set(serving(server)) - seen
+    controllers.start(server, f"{_PODS.format('serving')}/{name}", f"10.0.0.{number}")
+    wait(lambda: f"10.0.0.{number}" in receivers(server))
+    return name
+
+
+def cordon(server: ApiServer, node: str, wanted: bool) -> None:
+    server.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"unschedulable": wanted}}, controllers.MERGE)
+
+
+def test_a_drain_waits_until_another_server_is_ready(server: ApiServer) -> None:
+    make_claim(server, "serving")
+    apply(server, built("serving"), "serving")
+    wait(lambda: on_nodes(server, "gpu-1", "gpu-2"))
+    nodes = {node: name for name, node in serving(server).items()}
+    start_server(server, {nodes["gpu-2"]}, 1)
+    start_server(server, {nodes["gpu-1"]}, 2)
+    budget = "/apis/policy/v1/namespaces/serving/poddisruptionbudgets/serve"
+    wait(lambda: server.call("GET", budget)["status"].get("disruptionsAllowed") == 1)
+    # gpu-1 is drained: its server comes to the other node, where one serves meanwhile.
+    cordon(server, "gpu-1", True)
+    assert evicted(server, nodes["gpu-1"])
+    wait(lambda: on_nodes(server, "gpu-2", "gpu-2"))
+    cordon(server, "gpu-1", False)
+    # gpu-2 is drained next: the budget keeps each server until the one after it is ready.
+    cordon(server, "gpu-2", True)
+    assert not evicted(server, nodes["gpu-2"])
+    second = start_server(server, {nodes["gpu-2"]}, 3)
+    wait(lambda: evicted(server, nodes["gpu-2"]))
+    wait(lambda: on_nodes(server, "gpu-1", "gpu-2"))
+    assert receivers(server) == {"10.0.0.3"}
+    assert not evicted(server, second)
+    start_server(server, {second}, 4)
+    wait(lambda: evicted(server, second))
+    wait(lambda: on_nodes(server, "gpu-1", "gpu-1"))
+    cordon(server, "gpu-2", False)
 
 
 # Tenants

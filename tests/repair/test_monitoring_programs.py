@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import kubeconfig
 
 from tests.repair import apiserver
 from tests.repair.addon_programs import (
     MERGE,
     NODE,
-    cluster,
     container,
     get,
     installed,
     kubeconfig_of,
-    node,
     program,
     replaced,
     running,
@@ -39,17 +36,10 @@ CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 IN_A_POD = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as made, node(made):
-        made.call("PATCH", f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {CONTROL_PLANE: ""}}}, MERGE)
-        yield made
-
-
 @pytest.fixture
-def objects(server: ApiServer, verdicts: int, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], ...]:
-    """The add-on, installed with a target of its own."""
-    monkeypatch.setattr(kubeconfig, "ADMIN", str(server.kubeconfig))
+def objects(server: ApiServer, verdicts: int, admin: None) -> tuple[dict[str, Any], ...]:  # noqa: ARG001 - a fixture
+    """The add-on, installed with a target of its own, where its pods may run."""
+    server.call("PATCH", f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {CONTROL_PLANE: ""}}}, MERGE)
     targets = [f"127.0.0.1:{verdicts}"]
     return installed("monitoring", gpunodes_monitoring_grafana=False, gpunodes_monitoring_targets=targets)
 

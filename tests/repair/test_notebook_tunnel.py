@@ -66,9 +66,8 @@ def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
         server.call("POST", "/api/v1/namespaces", {"metadata": {"name": "team"}})
         server.call("POST", "/api/v1/nodes", kwok.node("gpu-1", {}))
         kwok.wait_ready(server, 1)
-        kubectl = apiserver.programs()[0].with_name("kubectl")
         (folder / "bin").mkdir()
-        (folder / "bin/kubectl").symlink_to(kubectl)
+        (folder / "bin/kubectl").symlink_to(apiserver.kubectl())
         login = folder / "login.sh"
         login.write_text(f'#!/bin/sh\nPATH="{folder}/bin:$PATH"; export PATH\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
         login.chmod(0o755)

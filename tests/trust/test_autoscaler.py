@@ -13,7 +13,7 @@ from gpunodes.lab.mirror.oci import Blobs, OciImage, write_archive
 from gpunodes.lab.mirror.tree import TreeEntry
 from gpunodes.operations.autoscale import commands
 
-from tests.hostile import Machines
+from tests.hostile import Machines, machines
 from tests.trust.test_walk import check, make, modules, played
 
 POOLS = {"h100": {"priority": 50, "spare": 1, "gpus": 8, "taints": []}}
@@ -48,10 +48,35 @@ def test_the_command_runs_it_and_copies_no_image_that_is_loaded(
     fleet: Machines, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(control_planes, "choose", lambda each: control_planes.Choice(each.control_planes()[0]))
+    monkeypatch.setattr(control_planes, "choose", lambda each, **_: control_planes.Choice(each.control_planes()[0]))
     fleet.answer("control-1", "image_loaded", {"actions": [], "loaded": True})
     commands._run(InventoryFleet(Inventory(fleet.inventory)), POOLS, archive, state="present")
     assert modules(fleet) == {"image_loaded", "kube_objects"}
+
+
+def test_a_control_plane_that_is_dead_stops_neither_up_nor_down(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["control-1", "control-2", "control-3"]
+    fleet = machines(tmp_path / "fleet", {"control_plane": names}, {})
+    for name, value in fleet.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    document = json.loads(fleet.inventory.read_text())
+    dead = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    document["control_plane"]["hosts"]["control-1"] |= dead
+    fleet.inventory.write_text(json.dumps(document))
+    choice = control_planes.Choice(Inventory(fleet.inventory).control_planes()[1], [("control-1", "it is dead")])
+    monkeypatch.setattr(control_planes, "choose", lambda _, **more: choice)
+    fleet.answer("control-2", "image_loaded", {"actions": [], "loaded": True})
+    fleet.answer("control-3", "image_loaded", {"actions": [], "loaded": False})
+    fleet.answer("control-3", "stat", {"stat": {"exists": False}})
+    for given, state in ((archive, "present"), (None, "absent")):
+        left_out = commands._run(InventoryFleet(Inventory(fleet.inventory)), POOLS, given, state=state)
+        assert left_out == {"control-1": "it is dead"}
+    assert fleet.asked.count("control-2/kube_objects") == 2
+    assert "control-3/copy" in fleet.asked
+    assert not [each for each in fleet.asked if each.startswith("control-1/")]
 
 
 def test_it_needs_an_image(fleet: Machines) -> None:

@@ -33,8 +33,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     return made
 
 
-DRIFT = {"control-2/control_plane_drift", "control-3/control_plane_drift"}
-"""Each control plane that responds compares itself with its settings."""
+OF_EACH = ("control_plane_drift", "certificate_ends")
+"""What every control plane that responds is asked for `status`: of itself."""
 OF_CLUSTER = ("cluster_info", "etcd_members", "kubelet_settings")
 """What the one that is used is asked for `status`."""
 
@@ -42,7 +42,9 @@ OF_CLUSTER = ("cluster_info", "etcd_members", "kubelet_settings")
 def test_stand_in_control_planes_are_tried_in_turn_by_plain_ansible(fleet: Machines) -> None:
     done = played(fleet, "status.yml")
     assert done.returncode == 0, done.stdout
-    assert set(fleet.asked) == {f"control-2/{module}" for module in OF_CLUSTER} | DRIFT
+    assert set(fleet.asked) == {f"control-2/{module}" for module in OF_CLUSTER} | {
+        f"{name}/{module}" for name in ("control-2", "control-3") for module in OF_EACH
+    }
     done = played(fleet, "revoke.yml", "-e", "revoke_run=ann")
     assert done.returncode == 0, done.stdout
     assert [line for line in fleet.asked if line.endswith("join_token")] == ["control-2/join_token"]
@@ -69,7 +71,7 @@ def test_a_stand_in_control_plane_with_garbage_or_without_a_cluster_is_passed_ov
     fleet.answer(last, "cluster_info", CLUSTER)
     done = played(fleet, "status.yml")
     assert done.returncode == 0, done.stdout
-    assert [line for line in fleet.asked if not line.endswith("/control_plane_drift")] == [
+    assert [line for line in fleet.asked if not line.endswith(OF_EACH)] == [
         *(f"{name}/cluster_info" for name in names),
         *(f"{last}/{module}" for module in OF_CLUSTER),
     ]
@@ -78,7 +80,9 @@ def test_a_stand_in_control_plane_with_garbage_or_without_a_cluster_is_passed_ov
 def test_a_stand_in_control_plane_that_the_command_line_chose_is_used_without_trying_others(fleet: Machines) -> None:
     done = played(fleet, "status.yml", "-e", "gpunodes_control_plane=control-3")
     assert done.returncode == 0, done.stdout
-    assert [line for line in fleet.asked if line not in DRIFT] == [f"control-3/{module}" for module in OF_CLUSTER]
+    assert [line for line in fleet.asked if not line.endswith(OF_EACH)] == [
+        f"control-3/{module}" for module in OF_CLUSTER
+    ]
 
 
 def test_without_a_stand_in_control_plane_that_responds_the_first_one_is_reported(fleet: Machines) -> None:

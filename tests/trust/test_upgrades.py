@@ -71,6 +71,7 @@ def test_the_stages_of_a_stand_in_machine_send_their_modules(fleet: Machines) ->
         ("gpu_upgrade.yml", "gpu_upgrade"),
         ("runtime_upgrade.yml", "runtime_upgrade"),
         ("control_plane_settings.yml", "control_plane_settings"),
+        ("kubelet_settings.yml", "host"),
     ],
 )
 def test_a_stage_of_a_stand_in_machine_that_is_not_its_node_changes_nothing(

@@ -352,6 +352,7 @@ WALKS = {
     "certs.yml": (0, "certificate_ends"),
     "certs_renew.yml": (0, _FACTS + "certificates_renewed"),
     "control_plane_settings.yml": (0, _FACTS + "control_plane_settings"),
+    "kubelet_settings.yml": (2, _FACTS + "host node_ready"),
     "controller.yml": (0, ""),
     "drift.yml": (0, "control_plane_drift"),
     "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
@@ -383,7 +384,7 @@ WALKS = {
     "revoke.yml": (0, "join_certificates join_token"),
     "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
     "runtime_upgrade.yml": (0, _FACTS),
-    "status.yml": (0, "cluster_info control_plane_drift etcd_members kubelet_settings"),
+    "status.yml": (0, "certificate_ends cluster_info control_plane_drift etcd_members kubelet_settings"),
     # 2: without a version; test_an_upgrade_of_hostile_machines has one.
     "upgrade.yml": (2, _FACTS),
     "storage_down.yml": (0, "nfs_unmounted kube_objects host_undo"),

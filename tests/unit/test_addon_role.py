@@ -34,7 +34,7 @@ GOOD = {
     "gpunodes_control_plane_vip": "10.0.0.10",
     "gpunodes_load_balancer_addresses": ["10.0.0.200-10.0.0.203", "10.0.0.210"],
 }
-MACHINE_ACCESS = {"network-policy", "dcgm-exporter", "load-balancer"}
+MACHINE_ACCESS = {"network-policy", "dcgm-exporter", "load-balancer", "csi-driver-nfs"}
 """Add-ons that work on the machines themselves, as root."""
 FILES = {"rules": "rules.yml", "scrape": "scrape.yml", "kubelets": "kubelets.yml", "dashboard": "dashboard.json"}
 """Variables of the role that are files of monitoring."""
@@ -137,6 +137,19 @@ def test_objects_are_in_the_namespace_of_the_table_or_in_one_that_the_add_on_mak
     own = {each["metadata"]["name"] for each in rendered(name) if each["kind"] == "Namespace"}
     assert addons.chosen(name).namespace in spaces
     assert own <= spaces <= own | {addons.chosen(name).namespace}
+
+
+def test_the_nfs_driver_is_privileged_only_where_it_mounts() -> None:
+    for pod in pods("csi-driver-nfs"):
+        contexts = {each["name"]: each["securityContext"] for each in pod["containers"]}
+        assert contexts.pop("nfs") == {"privileged": True}
+        for context in contexts.values():
+            assert context == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    # The example of storage.md is for this driver.
+    page = (ROLE.parents[1] / "docs/storage.md").read_text()
+    [example] = [text for text in page.split("```") if "kind: StorageClass" in text]
+    [driver] = [each for each in rendered("csi-driver-nfs") if each["kind"] == "CSIDriver"]
+    assert yaml.safe_load(example.removeprefix("yaml"))["provisioner"] == driver["metadata"]["name"]
 
 
 @pytest.mark.parametrize("name", ["dcgm-exporter", "headlamp", "monitoring"])

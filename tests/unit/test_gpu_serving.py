@@ -99,6 +99,25 @@ def test_only_gpus_of_the_newest_generation_count() -> None:
     assert slices.by_node(found) == {"gpu-1": {"gpu-1/gpu-0", "gpu-1/gpu-1"}, "gpu-3": set()}
 
 
+def test_the_slice_of_a_real_h200() -> None:
+    """As the driver v0.4.1 published it on one with driver 580.159.04; its UUID is replaced."""
+    attributes = {
+        "addressingMode": {"string": "None"},
+        "architecture": {"string": "Hopper"},
+        "brand": {"string": "Nvidia"},
+        "cudaComputeCapability": {"version": "9.0.0"},
+        "cudaDriverVersion": {"version": "13.0.0"},
+        "driverVersion": {"version": "580.159.4"},
+        "productName": {"string": "NVIDIA H200"},
+        "resource.kubernetes.io/pciBusID": {"string": "0000:00:06.0"},
+        "resource.kubernetes.io/pcieRoot": {"string": "pci0000:00"},
+        "type": {"string": "gpu"},
+        "uuid": {"string": "GPU-00000000-0000-0000-0000-0000000000a1"},
+    }
+    device = {"name": "gpu-0", "attributes": attributes, "capacity": {"memory": {"value": "143771Mi"}}}
+    assert slices.by_node([resource_slice("gpu-1", devices=[device])]) == {"gpu-1": {"gpu-1/gpu-0"}}
+
+
 NODE: dict[str, Any] = {
     "metadata": {"name": "gpu-1", "labels": {devices.SERVING: "dra", "gpunodes.dev/gpu-count": "2"}},
     "status": {

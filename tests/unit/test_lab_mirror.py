@@ -214,6 +214,9 @@ def test_the_images_of_extras_are_those_that_clusters_pull() -> None:
     overlay = yaml.safe_load((EXAMPLES / "training/overlays/numpy/kustomization.yml").read_text())
     [image] = overlay["images"]
     assert (image["newName"].partition("/")[2], image["newTag"]) == (training.name, training.tag)
+    [torch] = extras["torch"]
+    jobs = (EXAMPLES / "training/base/train.yml", EXAMPLES / "training/base/load-data.yml")
+    assert all(f"image: {torch.name}:{torch.tag}\n" in path.read_text() for path in jobs)
 
 
 @needs

@@ -77,6 +77,34 @@ def test_rules_and_dashboard_use_metrics_and_states_that_exist() -> None:
     assert states == {state.value for state in State}
 
 
+UNITS = {"s", "short", "none", "percent", "percentunit", "bytes"}
+"""Those of Grafana that the dashboard may use: it shows any other word behind the number."""
+
+
+def test_the_dashboard_s_panels_are_a_grid_with_known_units_and_one_data_source() -> None:
+    board = json.loads((FOLDER / "dashboard.json").read_text())
+    variables = {each["name"]: each["type"] for each in board["templating"]["list"]}
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        x, y, w, h = (panel["gridPos"][key] for key in "xywh")
+        assert 0 <= x < x + w <= 24, panel["title"]
+        cells = {(column, row) for column in range(x, x + w) for row in range(y, y + h)}
+        assert cells, panel["title"]
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        for each in (panel, *panel["targets"]):
+            assert each["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        overrides = [one for each in panel["fieldConfig"]["overrides"] for one in each["properties"]]
+        units = [one["value"] for one in overrides if one["id"] == "unit"]
+        assert {panel["fieldConfig"]["defaults"].get("unit", "none"), *units} <= UNITS
+    assert variables["datasource"] == "datasource"
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(panels)))
+    assert used <= set(variables)
+
+
 def test_every_alert_says_what_to_do() -> None:
     for rule in rules():
         assert set(rule["annotations"]) == {"summary", "description"}

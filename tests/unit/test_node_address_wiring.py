@@ -17,6 +17,7 @@ from gpunodes.operations import gpu_install, init_master, join, remove, reset, u
 from gpunodes.planner import reports
 
 from tests.hostile import machine_report
+from tests.stand_ins import filtered, given, gpu_machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +61,25 @@ def test_kubeadm_gets_the_address() -> None:
     files = (f"roles/worker/{part}/main.yml" for part in ("defaults", "vars"))
     settings = rendered("_worker_settings", *files, worker_address="10.0.0.2", groups={"control_plane": ["c"]})
     assert settings["nodeRegistration"]["kubeletExtraArgs"] == [{"name": "node-ip", "value": "10.0.0.2"}]
+
+
+def test_a_network_of_the_settings_decides_the_address_of_the_kubelet_and_of_the_api() -> None:
+    """From the setting to kubeadm, on a machine that SSH and the default route reach by another network."""
+    machine = gpu_machine(addresses=["192.168.7.11", "10.0.0.11"], default_address="192.168.7.11")
+    for requested, expected in (("10.0.0.0/24", "10.0.0.11"), ("", "192.168.7.11")):
+        settings: dict[str, Any] = {"gpunodes_node_address": requested}
+        state = {"desired_state": filtered(given(machine, joins=True, reached="192.168.7.11", **settings))}
+        files = (f"roles/worker/{part}/main.yml" for part in ("defaults", "vars"))
+        address = rendered("worker_address", WIRING, **state)
+        joining = rendered("_worker_settings", *files, worker_address=address, groups={"control_plane": ["c"]})
+        arguments = joining["nodeRegistration"]["kubeletExtraArgs"]
+        assert {"name": "node-ip", "value": expected} in arguments
+        files = (f"roles/control_plane/{part}/main.yml" for part in ("defaults", "vars"))
+        address = rendered("control_plane_address", WIRING, **state)
+        documents = rendered("_control_plane_documents", *files, control_plane_address=address)
+        assert documents[0]["localAPIEndpoint"] == {"advertiseAddress": expected}
+        endpoint = {"gpunodes_control_plane_endpoint": "", "gpunodes_control_plane_vip": ""}
+        assert rendered("control_plane_endpoint", WIRING, **endpoint, **state).strip() == f"{expected}:6443"
 
 
 def test_flannel_uses_the_interface_with_the_node_s_address() -> None:

@@ -77,7 +77,9 @@ def unusable(world: World, name: str) -> str:
         return state.reason
     if state.needs_join and found is None:
         return state.error or state.reason
-    if state.phase is Phase.FAILED and world.now - state.since < RETRY_S:
+    # While it is given up it may be on: it gets an order again when its BMC has shown that it is off.
+    waits = state.phase is Phase.FAILED and world.now - state.since < RETRY_S
+    if state.phase is Phase.GIVING_UP or waits:
         return state.error or state.reason
     marks = state.saved.annotations if state.saved else {}
     if found is None and "gpunodes.dev/needs-repair" in marks:
@@ -189,6 +191,14 @@ def observed(world: World, name: str) -> MachineState:
         saved = found.saved(world.plan.state_bytes)
         return state if saved == state.saved else dataclasses.replace(state, saved=saved)
     return state
+
+
+def switched_off(state: MachineState, now: float) -> MachineState:
+    """The state of a machine that was stopped or given up, when it is off."""
+    if state.phase is Phase.GIVING_UP:
+        # Tried again RETRY_S after it was given up, however long its BMC refused to switch it off.
+        return dataclasses.replace(state, phase=Phase.FAILED, error=state.reason)
+    return dataclasses.replace(state, phase=Phase.OFF, since=now, error="", used=now)
 
 
 def unregistered(name: str, state: MachineState, kubelet: Kubelet, now: float) -> MachineState:

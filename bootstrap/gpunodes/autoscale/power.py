@@ -111,7 +111,12 @@ class BmcMachines:
             if not self._is_shut_down(name, bmc):
                 self._leases.confirm(name)
                 powers.change(bmc, Order.OFF)
-                powers.off_within(bmc, self._shutdown_s, _POLL_S)
+                if not powers.off_within(bmc, self._shutdown_s, _POLL_S):
+                    raise PowerProblem(
+                        powers.Trouble.INCONSISTENT,
+                        f"{bmc.name} reported {name} as off, but not twice in a row within {self._shutdown_s:.0f} s",
+                        "check the machine on site: its node stays until it is off",
+                    )
             self._leases.confirm(name)
             then()
         finally:

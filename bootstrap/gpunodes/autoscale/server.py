@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from gpunodes.autoscale import decisions, emptying, nodes, proof
 from gpunodes.autoscale.decisions import Size, World
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.nodes import SeenNode
+from gpunodes.autoscale.orders import Orders
 from gpunodes.autoscale.plan import NodeShape, Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
 from gpunodes.autoscale.proof import NotProven
@@ -28,7 +28,6 @@ from gpunodes.errors import GpunodesError, sentence
 from gpunodes.identity.values import same_uuid
 
 log = logging.getLogger(__name__)
-_ORDERS_AT_ONCE = 16
 AGAIN_S = 60.0
 """Seconds after which an order that failed, or a question to a BMC, is repeated."""
 _UNKNOWN = PowerState.UNKNOWN
@@ -52,11 +51,10 @@ class PowerServer:
         self._states: dict[str, MachineState] = {}
         self._nodes: dict[str, SeenNode] = {}
         self._mutex = threading.RLock()
-        self._orders = ThreadPoolExecutor(_ORDERS_AT_ONCE, thread_name_prefix="order")
+        self._orders = Orders(self._carry_out, AGAIN_S)
         self._questions = Questions(machines.state, AGAIN_S)
-        self._busy: set[str] = set()
-        self._tried: dict[str, float] = {}
-        """When the last order of a machine ended, by the monotonic clock."""
+        self._foreign: set[str] = set()
+        """Machines of whose nodes it was logged that they are of others."""
         self._not_ready: dict[str, float] = {}
         """Since when the node of a machine in service is not ready, by ``now``."""
         self.overtaken = ""
@@ -213,7 +211,7 @@ class PowerServer:
             )
             repeated = [name for name in self._states if self._is_left(name)]
         for name in repeated:
-            self._submit(name, again=True)
+            self._orders.give(name, again=True)
         for name, each in list(self._nodes.items()):
             self._mark(name, each)
 
@@ -221,20 +219,18 @@ class PowerServer:
         """Whether a node is that of the plan's machine with its name; another one is left alone."""
         known = self.plan.machines[name].identity.system_uuid
         if found.provider != nodes.PROVIDER + name or same_uuid(known, found.node.system_uuid) is False:
-            if name not in self._nodes or self._tried.get(f"foreign {name}") is None:
+            if name not in self._foreign:
                 log.warning("%s: its node is of another machine or was not joined for this: it is left alone", name)
-                self._tried[f"foreign {name}"] = time.monotonic()
+                self._foreign.add(name)
             return False
+        self._foreign.discard(name)
         return True
 
-    def _is_due(self, name: str) -> bool:
-        return time.monotonic() - self._tried.get(name, -AGAIN_S) >= AGAIN_S
-
     def _is_left(self, name: str) -> bool:
-        """Whether an order of a machine did not end and is not carried out at present."""
+        """Whether an order of a machine is to be repeated. A start is not: the autoscaler takes another machine."""
         phase = self._states[name].phase
-        unfinished = phase in (Phase.STOPPING, Phase.GIVING_UP) or (phase is Phase.STARTING and name not in self._tried)
-        return unfinished and name not in self._busy and self._is_due(name)
+        unfinished = phase in (Phase.STARTING, Phase.STOPPING, Phase.GIVING_UP)
+        return unfinished and self._orders.is_due(name, once=phase is Phase.STARTING)
 
     def _mark(self, name: str, found: SeenNode) -> None:
         """Give a node back what it had, lift its taint when it is in service, and mark it while others hold it."""
@@ -285,8 +281,7 @@ class PowerServer:
             {name: self._changed(self._states[name], Phase.STARTING, reason, used=self._now()) for name in names}
         )
         for name in names:
-            self._tried.pop(name, None)
-            self._submit(name)
+            self._orders.give(name)
 
     def _stop(self, changes: Mapping[str, MachineState]) -> None:
         changed = {}
@@ -298,22 +293,14 @@ class PowerServer:
             )
         self._update(changed)
         for name in changed:
-            self._submit(name)
+            self._orders.give(name)
 
-    def _submit(self, name: str, *, again: bool = False) -> None:
-        with self._mutex:
-            if name in self._busy:
-                return
-            self._busy.add(name)
-        self._orders.submit(self._carry_out, name, again=again)
-
-    def _carry_out(self, name: str, *, again: bool) -> None:
+    def _carry_out(self, name: str, again: bool) -> None:
         """Carry out the order that a machine's state is; an order that fails stays, with its error."""
         with self._mutex:
             state, found = self._states.get(name), self._nodes.get(name)
-            if state is None:  # it left the plan meanwhile
-                self._busy.discard(name)
-                return
+        if state is None:  # it left the plan meanwhile
+            return
         try:
             if state.phase is Phase.STARTING:
                 self._machines.switch_on(name, again=again)
@@ -328,12 +315,10 @@ class PowerServer:
                 self._machines.switch_off(
                     name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
                 )
-                ended = Phase.FAILED if state.phase is Phase.GIVING_UP else Phase.OFF
-                error = last.reason if ended is Phase.FAILED else ""
-                used = last.used if error else self._now()
-                self._end(name, state.phase, self._changed(last, ended, last.reason, error, used))
+                after = decisions.switched_off(last, self._now())
+                self._end(name, state.phase, after)
                 reason = "NeedsJoin" if last.needs_join else "SwitchedOff"
-                self._store.event(name, reason, last.reason, warning=ended is Phase.FAILED)
+                self._store.event(name, reason, last.reason, warning=after.phase is Phase.FAILED)
         except StillUsed as error:
             log.warning("%s: %s", name, sentence(error))
             self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
@@ -342,10 +327,11 @@ class PowerServer:
         except Exception as error:  # one odd machine must not end a thread without a word
             log.warning("%s: %s", name, sentence(error))
             self._end(name, state.phase, dataclasses.replace(state, error=sentence(error)))
-        finally:
-            with self._mutex:
-                self._tried[name] = time.monotonic()
-                self._busy.discard(name)
+            if self._orders.failed(name, error, known=bool(state.error)):
+                reason = "NotSwitchedOn" if state.phase is Phase.STARTING else "NotSwitchedOff"
+                self._store.event(name, reason, sentence(error), warning=True)
+            return
+        self._orders.succeeded(name)
 
     def _empty(self, name: str) -> None:
         """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""

@@ -32,9 +32,9 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     """Its node is drained; it is shut down, and its node is deleted afterwards."""
     GIVING_UP = "giving-up"
-    """It did not come into service; it is switched off again."""
+    """It did not come into service, or its BMC refused; it is switched off, and until then not used."""
     FAILED = "failed"
-    """It did not come into service, or its BMC refused; it is tried again later."""
+    """It was given up, and is off; ``since`` then. It is tried again later."""
     BY_HAND = "by-hand"
     """Someone else switched it off: it stays off until someone switches it on."""
 

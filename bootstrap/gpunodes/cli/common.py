@@ -163,18 +163,33 @@ def reboot_option(command: _Command) -> _Command:
     return wrapped  # type: ignore[return-value]  # as above
 
 
+_unsupported_os = click.option(
+    "--unsupported-os",
+    is_flag=True,
+    help="Treat an operating system that is not supported as the nearest one of the same family.",
+)
+
+
 def unsupported_os_option(command: _Command) -> _Command:
     """--unsupported-os, added to the settings of the run in ``flags``; above run_options."""
 
-    @click.option(
-        "--unsupported-os",
-        is_flag=True,
-        help="Treat an operating system that is not supported as the nearest one of the same family.",
-    )
+    @_unsupported_os
     @functools.wraps(command)
     def wrapped(*args: Any, unsupported_os: bool, flags: CommonOptions, **kwargs: Any) -> Any:
         requested = {"gpunodes_unsupported_os": True} if unsupported_os else {}
         return command(*args, flags=requesting(flags, requested), **kwargs)
+
+    return wrapped  # type: ignore[return-value]  # as above
+
+
+def unsupported_os_setting(command: _Command) -> _Command:
+    """--unsupported-os of a command without run_options, added to ``requested``; below gpu_options, if it has them."""
+
+    @_unsupported_os
+    @functools.wraps(command)
+    def wrapped(*args: Any, unsupported_os: bool, requested: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        given = {"gpunodes_unsupported_os": True} if unsupported_os else {}
+        return command(*args, requested={**(requested or {}), **given}, **kwargs)
 
     return wrapped  # type: ignore[return-value]  # as above
 

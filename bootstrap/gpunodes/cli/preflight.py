@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,12 +18,14 @@ from gpunodes.views import text
 @connections.options
 @common.ansible_options
 @common.version_option
+@common.unsupported_os_setting
 @options.json_option
 def command(
     machines: tuple[str, ...],
     connection: connections.Connection,
     inventory_path: Path,
     kubernetes_version: str | None,
+    requested: Mapping[str, Any],
     as_json: bool,
 ) -> int:
     """Check what would stop a join; nothing is changed.
@@ -34,7 +38,7 @@ def command(
     chosen = inventory.select(machines)
     view = text.progress()
     try:
-        result = preflight.run(inventory, chosen, view, kubernetes_version, without_cluster=addressed)
+        result = preflight.run(inventory, chosen, view, kubernetes_version, requested, without_cluster=addressed)
     finally:
         view.close()
     return common.show(result, as_json=as_json)

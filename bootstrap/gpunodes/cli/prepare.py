@@ -42,6 +42,7 @@ class _DeviceId(click.ParamType[str]):
 @common.gpu_options
 @common.reboot_option
 @common.run_options(OPERATION)
+@common.unsupported_os_option
 def command(
     machines: tuple[str, ...],
     gpu_device: tuple[str, ...],

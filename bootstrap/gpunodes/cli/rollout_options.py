@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gpunodes.cli import complete, options, terminal
-from gpunodes.errors import WrongInput
+from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.rollout.options import MOST_CANARIES
 
 if TYPE_CHECKING:
+    from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.inventory import Inventory
     from gpunodes.model import Machine
     from gpunodes.operations.rolling.context import Report
@@ -37,11 +38,12 @@ class RolloutFlags:
     wait_for_jobs: str | None = None
     only: tuple[str, ...] = ()
     yes: bool = False
+    wake: bool = False
 
     @property
     def changes(self) -> bool:
         """Whether an option says how to roll out: a roll-out that is resumed keeps those that it began with."""
-        return bool(self.max_unavailable or self.canary or self.soak or self.wait_for_jobs or self.only)
+        return bool(self.max_unavailable or self.canary or self.soak or self.wait_for_jobs or self.only or self.wake)
 
 
 # Long: one decorator for each option.
@@ -73,6 +75,11 @@ def rollout_options(command: _Command) -> _Command:
         shell_complete=complete.machines,
         help="Only machines of this group, or of this pattern of the inventory; may be repeated.",
     )
+    @click.option(
+        "--wake",
+        is_flag=True,
+        help="First switch on those of the machines that are off on purpose; without it they are skipped.",
+    )
     @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @functools.wraps(command)
     def wrapped(
@@ -83,9 +90,10 @@ def rollout_options(command: _Command) -> _Command:
         wait_for_jobs: str | None,
         only: tuple[str, ...],
         yes: bool,
+        wake: bool,
         **kwargs: Any,
     ) -> Any:
-        flags = RolloutFlags(max_unavailable, canary or 0, soak, wait_for_jobs, only, yes)
+        flags = RolloutFlags(max_unavailable, canary or 0, soak, wait_for_jobs, only, yes, wake)
         if soak and not canary:
             raise WrongInput("--soak has no canary to watch", "--canary with it", "add --canary 1")
         return command(*args, rollout_flags=flags, **kwargs)
@@ -125,6 +133,23 @@ def select(inventory: Inventory, patterns: Sequence[str], flags: RolloutFlags) -
     return found
 
 
+def wake(fleet: InventoryFleet, machines: Sequence[Machine], flags: RolloutFlags, report: Report) -> None:
+    """With --wake, switch on those of ``machines`` that are off on purpose; one that does not start is skipped later.
+
+    Before the machines are read: what a roll-out does to them is planned from that.
+    """
+    if not flags.wake:
+        return
+    from gpunodes.operations import waking
+
+    if not (off := waking.asleep(fleet, machines)):
+        report("", "none of the machines is off on purpose")
+        return
+    names = ", ".join(machine.name for machine in off)
+    terminal.confirm(f"{len(off)} machines are switched on: {names}", yes=flags.yes)
+    waking.wake(fleet, off, report)
+
+
 def show(result: RolloutResult, *, as_json: bool) -> int:
     """Print the result of a roll-out; returns its exit code."""
     from gpunodes.views import document
@@ -137,6 +162,27 @@ def show(result: RolloutResult, *, as_json: bool) -> int:
     if result.interrupted:
         terminal.line(terminal.INTERRUPTED, err=True)
     return int(result.exit_code)
+
+
+def show_all(results: Sequence[RolloutResult], *, as_json: bool, none: str = "") -> int:
+    """Print the results of a roll-out of several parts; returns the exit code. ``none``: what to say without any."""
+    from gpunodes.rollout.state import ADDONS
+    from gpunodes.views import document
+    from gpunodes.views import rollout as views
+
+    code = next((result.exit_code for result in results if result.exit_code is not ExitCode.DONE), ExitCode.DONE)
+    if as_json:
+        rollouts = [views.document(result) for result in results]
+        terminal.echo(document.dump({"schema": "gpunodes.upgrade/1", "exit_code": int(code), "rollouts": rollouts}))
+        return int(code)
+    for result in results:
+        if result.work == ADDONS:
+            terminal.report("add-ons: updated")
+        else:
+            show(result, as_json=False)
+    if not results and none:
+        terminal.line(none)
+    return int(code)
 
 
 def lines() -> Report:

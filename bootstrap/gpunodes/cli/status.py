@@ -13,7 +13,7 @@ from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import printable
 from gpunodes.operations import checked, status
-from gpunodes.views import document, drift, text
+from gpunodes.views import certificates, document, drift, text
 
 
 @click.command()
@@ -94,6 +94,7 @@ def _table(found: status.ClusterStatus, columns: int | None) -> str:
         f"Kubernetes {found.version} at {found.endpoint}{_holders(found)}",
         text.table(rows, columns),
         _etcd(found, columns),
+        certificates.first_ends(found.certificates),
         drift.lines(found.drift, columns),
         "\n".join(printable(f"warning: {warning}") for warning in found.warnings),
     ]

@@ -34,6 +34,12 @@ class Choice:
     failures: Sequence[tuple[str, str]] = ()
 
 
+def responding(inventory: Inventory, choice: Choice) -> list[Machine]:
+    """The inventory's control planes but those that did not respond to the choice, in its order."""
+    silent = {name for name, _ in choice.failures}
+    return [machine for machine in inventory.control_planes() if machine.name not in silent]
+
+
 def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
     """A session with the API of the inventory's control planes, which opens at the first request.
 

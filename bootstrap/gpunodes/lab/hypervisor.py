@@ -49,8 +49,9 @@ remember_owner = 0
 # CPU features that are disabled on emulated machines. cx16: QEMU 7.2 leaves wrong flags after CMPXCHG16B; an interrupt
 # at that moment crashes the kernel's allocator with a double fault (seen in one of three boots). la57, smap, svm (five-
 # level page tables, a switch around each access to user memory, nested KVM) are useless here; without them a boot takes
-# about a tenth less. erms makes the kernel copy byte by byte, and emulated a byte takes as long as a word.
-_DISABLED_CPU_FEATURES = ("cx16", "erms", "la57", "smap", "svm")
+# about a tenth less. erms and fsrm make the kernel copy byte by byte, and emulated a byte takes as long as a word; with
+# fsrm and without erms Linux 6.1 stops at its start (seen with QEMU 10.0, which has fsrm).
+_DISABLED_CPU_FEATURES = ("cx16", "erms", "fsrm", "la57", "smap", "svm")
 # QEMU discards all translated code when its cache is full. A control plane filled the default of 1024 MiB every two
 # minutes; the limit is 2048 (tcg/region.c).
 _TRANSLATION_CACHE_MIB = 2047

@@ -14,8 +14,8 @@ from gpunodes.engine.fleet import Fleet
 from gpunodes.errors import GpunodesError, Interrupted, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, TaskEnded
-from gpunodes.operations.rolling import commands, context
-from gpunodes.operations.rolling.context import Report
+from gpunodes.operations.rolling import commands, context, upgrades
+from gpunodes.operations.rolling.context import Report, RolloutCommand
 from gpunodes.planner import reports
 from gpunodes.planner.addons import Addon, PlannedAddon, images_of, planned, refusal
 
@@ -43,8 +43,17 @@ def upgrade(fleet: Fleet, inventory: Inventory, report: Report) -> None:
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(context.opened(fleet, "addon upgrade", report))
         commands.check_finished(stack.enter_context(commands.locked(opened)))
-        report("", "updating the network add-on and the device plugin")
-        _run(inventory, "addons", "the add-ons were not updated", opened.leases.lost)
+        _upgrade(inventory, opened)
+
+
+def upgrade_inside(opened: RolloutCommand) -> None:
+    """As ``upgrade``, as the last part of a roll-out whose lock the command holds."""
+    _upgrade(upgrades.inventory_of(opened.fleet), opened)
+
+
+def _upgrade(inventory: Inventory, opened: RolloutCommand) -> None:
+    opened.report("", "updating the network add-on and the device plugin")
+    _run(inventory, "addons", "the add-ons were not updated", opened.leases.lost)
 
 
 def listed(inventory: Inventory) -> dict[str, str]:

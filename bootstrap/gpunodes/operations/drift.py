@@ -1,8 +1,8 @@
-"""Read how control planes differ from their settings, and roll the settings out."""
+"""Read how control planes and kubelets differ from their settings, and roll the settings out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gpunodes import settings
@@ -11,12 +11,14 @@ from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import GpunodesError, Interrupted, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
-from gpunodes.operations import phases
+from gpunodes.operations import phases, status
 from gpunodes.operations.rolling import commands
 from gpunodes.operations.rolling.context import Report
-from gpunodes.operations.rolling.control_plane_settings import NAME, ControlPlaneSettings
+from gpunodes.operations.rolling.control_plane_settings import ControlPlaneSettings
+from gpunodes.operations.rolling.kubelet_settings import KubeletSettings
+from gpunodes.operations.rolling.work import Work
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner.drift import MachineDrift, of_report
+from gpunodes.planner.drift import KUBELET, MachineDrift, of_report
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
@@ -74,15 +76,50 @@ def roll_out(
                 "correct that, or name the other control planes; nothing was changed",
             )
     pending = {each.machine for each in found if each.pending}
+    return _roll_out(fleet, machines, pending, ControlPlaneSettings(fleet.inventory), options, report)
+
+
+def read_kubelets(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> tuple[list[MachineDrift], str]:
+    """How the kubelets of these machines differ from the settings that a roll-out applies, and which were not read."""
+    found = status.run(inventory, view)
+    names = {machine.name for machine in machines}
+    differing = []
+    for each in found.drift:
+        differences = [one for one in each.differences if one.kind == KUBELET]
+        if each.machine in names and differences:
+            differing.append(MachineDrift(each.machine, differences))
+    return differing, found.unread_kubelets
+
+
+def roll_out_kubelets(
+    fleet: InventoryFleet,
+    machines: Sequence[Machine],
+    found: Sequence[MachineDrift],
+    options: RolloutOptions,
+    report: Report,
+) -> RolloutResult:
+    """Apply the settings to the kubelets of those of ``machines`` that differ; raises as ``commands.roll_out``."""
+    pending = {each.machine for each in found}
+    return _roll_out(fleet, machines, pending, KubeletSettings(fleet.inventory), options, report)
+
+
+def _roll_out(
+    fleet: InventoryFleet,
+    machines: Sequence[Machine],
+    pending: Collection[str],
+    work: Work,
+    options: RolloutOptions,
+    report: Report,
+) -> RolloutResult:
     unchanged = [
         MachineRollout(machine.name, RolloutOutcome.UNCHANGED, "nothing to do")
         for machine in machines
         if machine.name not in pending
     ]
     if not pending:
-        return RolloutResult("", NAME, unchanged)
+        return RolloutResult("", work.name, unchanged)
     chosen = [machine for machine in machines if machine.name in pending]
-    done = commands.roll_out(fleet, chosen, ControlPlaneSettings(fleet.inventory), options, report, COMMAND)
+    done = commands.roll_out(fleet, chosen, work, options, report, COMMAND)
     return replace(done, machines=[*done.machines, *unchanged])
 
 

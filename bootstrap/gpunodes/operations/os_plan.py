@@ -19,7 +19,7 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, *, sec
     """Read the facts and the pending upgrades of ``machines``; ``security``: only security updates count."""
     folder = journal.open_run("os plan")
     view.begin("os plan", machines)
-    on, off = switched_off.split(inventory, machines)
+    on, off = switched_off.split(inventory, machines, is_rolled_out=True)
     seen = preflight.inspect(inventory, on, folder, view, {}, sources=False)
     facts: dict[str, Mapping[str, Any] | None] = dict.fromkeys(off)
     facts |= {each.name: each.facts for each in seen.candidates}

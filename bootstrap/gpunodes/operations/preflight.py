@@ -308,12 +308,14 @@ def run(
     machines: Sequence[Machine],
     view: RunView,
     kubernetes: str | None = None,
+    variables: Mapping[str, Any] | None = None,
     *,
     without_cluster: bool = False,
 ) -> RunResult:
     """The command `preflight`: all findings of all machines; nothing is changed.
 
-    ``without_cluster``: of machines whose cluster is not known, as before `prepare`.
+    ``variables``: settings of this run. ``without_cluster``: of machines whose cluster is not known, as before
+    `prepare`.
     """
     version = requested_version(inventory, kubernetes, machines, without_cluster=without_cluster)
     folder = journal.open_run("preflight")
@@ -323,7 +325,7 @@ def run(
         machines,
         folder,
         view,
-        {"gpunodes_kubernetes_version": version},
+        {**(variables or {}), "gpunodes_kubernetes_version": version},
         without_cluster=without_cluster,
         compares=not without_cluster,
         compares_kubelets=not without_cluster,

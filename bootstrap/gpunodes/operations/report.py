@@ -73,6 +73,9 @@ class ReportedMachine:
     runtime: str
     """The container runtime's package and version."""
     driver: str
+    cuda: str
+    """The versions of its CUDA toolkits."""
+    cudnn: str
     gpus: Mapping[str, int]
     """The number of GPUs of each product; None of them if its facts are unknown."""
     health: str
@@ -289,12 +292,15 @@ def _pool(fleet: InventoryFleet, machine: Machine) -> str:
 def _software(facts: Mapping[str, Any] | None) -> dict[str, str | Mapping[str, int]]:
     """What a machine runs, by its facts."""
     if facts is None:
-        return {**dict.fromkeys(("os", "kernel", "runtime", "driver"), ""), "gpus": {}}
-    system, packages = facts["os"], runtime_versions.installed(facts)
+        return {**dict.fromkeys(("os", "kernel", "runtime", "driver", "cuda", "cudnn"), ""), "gpus": {}}
+    system, packages, found = facts["os"], runtime_versions.installed(facts), facts.get("gpu") or {}
     return {
         "os": system["name"] or " ".join(system[key] or "" for key in ("id", "version")).strip(),
         "kernel": facts["kernel"],
         "runtime": next((f"{name} {packages[name]}" for name in _RUNTIMES if name in packages), ""),
-        "driver": gpu_case.installed_driver((facts.get("gpu") or {}).get("driver") or {}),
+        "driver": gpu_case.installed_driver(found.get("driver") or {}),
+        "cuda": ", ".join(sorted(found.get("cuda") or ())),
+        # Its library, headers and samples are packages of one version.
+        "cudnn": ", ".join(sorted(set((found.get("cudnn") or {}).values()))),
         "gpus": dict(Counter(each.product for each in gpu.gpus_of(facts))),
     }

@@ -21,7 +21,7 @@ _PLAYBOOK = "runtime_pending.yml"
 def run(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> runtime_upgrade.RuntimePlans:
     """Read what is pending on ``machines``; raises GpunodesError if Ansible fails on the controller."""
     view.begin("runtime plan", machines)
-    on, why = switched_off.split(inventory, machines)
+    on, why = switched_off.split(inventory, machines, is_rolled_out=True)
     tracker = Tracker(on, PHASES, view)
     interrupted = False
     if on:

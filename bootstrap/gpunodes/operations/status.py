@@ -15,15 +15,16 @@ from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
 from gpunodes.inventory import Inventory
-from gpunodes.model import Role
+from gpunodes.model import MachineCertificates, Role
 from gpunodes.operations import kubelets, phases, switched_off
+from gpunodes.operations.certs import ends
 from gpunodes.operations.preflight import checked_cluster, not_read
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, endpoint, kubelet_drift, reports, versions
+from gpunodes.planner import endpoint, kubelet_drift, reports, versions
 from gpunodes.planner.drift import MachineDrift, of_report
 from gpunodes.repair import maintenance
 
-PHASES = (phases.STATUS,)
+PHASES = (phases.STATUS, phases.CERTIFICATE_ENDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,17 @@ class ClusterStatus:
     etcd: Sequence[EtcdMember] = ()
     etcd_problem: str = ""
     """Why its members are unknown."""
+    certificates: Sequence[MachineCertificates] = ()
+    """Those of each control plane that responds."""
     warnings: Sequence[str] = ()
-    """Certificates of the control plane that end soon, control planes that do not respond, older kubelets, and those
+    """Certificates of control planes that end soon, control planes that do not respond, older kubelets, and those
     whose settings are unknown."""
     virtual_address: str = ""
     """The address of the setting gpunodes_control_plane_vip, "" for none."""
     holders: Sequence[str] = ()
     """The control planes that have it: one, unless something is wrong."""
+    unread_kubelets: str = ""
+    """Which kubelets' settings are unknown, and why; a warning, too."""
     drift: Sequence[MachineDrift] = ()
     """How the control planes and kubelets that respond differ from their settings; none for one that does not."""
 
@@ -91,7 +96,8 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
     found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
     dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
-    ends = certificates.ending(cluster.get("certificates", ()), time.time())
+    names = [machine.name for machine in control_planes.responding(inventory, choice)]
+    certificates = ends.reported(tracker, names, "")
     owners = {node.name: node.machine for node in found.nodes}
     own = kubelets.compared(inventory, owners, cluster, tracker.answers.get("kubelet_settings", {}).get(control.name))
     etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
@@ -106,11 +112,13 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         virtual_address=vip,
         holders=[name for name, answer in held.items() if answer is True],
         etcd_problem=etcd_problem,
+        certificates=certificates,
+        unread_kubelets=own.unknown,
         drift=kubelet_drift.merged(differing(tracker), own.machines),
         warnings=[
             *dead,
             *found.warnings,
-            *(f"{control.name}: {each}" for each in ends),
+            *(f"{each.machine}: {warning}" for each in certificates for warning in each.warnings),
             *([own.unknown] if own.unknown else ()),
         ],
     )
@@ -119,8 +127,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
 def _read(inventory: Inventory, choice: control_planes.Choice, view: RunView) -> tuple[Tracker, Mapping[str, Any]]:
     """What the control planes that respond report, and the cluster as the chosen one does; raises as ``run``."""
     control = choice.machine
-    silent = {name for name, _ in choice.failures}
-    asked = [machine for machine in inventory.control_planes() if machine.name not in silent]
+    asked = control_planes.responding(inventory, choice)
     tracker = Tracker(asked, PHASES, view)
     view.begin("status", asked)
     folder = journal.open_run("status")

@@ -36,16 +36,26 @@ def read(inventory: Inventory) -> dict[str, Switched]:
     return {}
 
 
-def split(inventory: Inventory, machines: Sequence[Machine]) -> tuple[list[Machine], dict[str, str]]:
-    """The machines that are not off on purpose; and of the others why they are left out, by name."""
+def split(
+    inventory: Inventory, machines: Sequence[Machine], *, is_rolled_out: bool = False
+) -> tuple[list[Machine], dict[str, str]]:
+    """The machines that are not off on purpose; and of the others why they are left out, by name, as ``left_out``."""
     off = read(inventory)
-    left = {each.name: left_out(each.name, off[each.name].described) for each in machines if each.name in off}
+    left = {
+        each.name: left_out(each.name, off[each.name].described, is_rolled_out=is_rolled_out)
+        for each in machines
+        if each.name in off
+    }
     return [each for each in machines if each.name not in left], left
 
 
-def left_out(name: str, why: str) -> str:
-    """Why a command leaves a machine out, and how to include it: nothing is done to it at its next start."""
-    return f"{why}; to include it: `gpunodes power {name} on --wait`, then the same command again"
+def left_out(name: str, why: str, *, is_rolled_out: bool = False) -> str:
+    """Why a command leaves a machine out, and how to include it: nothing is done to it at its next start.
+
+    ``is_rolled_out``: what the command does is a roll-out, whose option --wake switches machines on.
+    """
+    wakes = f", or --wake --only {name} with the roll-out" if is_rolled_out else ""
+    return f"{why}; to include it: `gpunodes power {name} on --wait`, then the same command again{wakes}"
 
 
 def marked(verdict: Verdict, off: Mapping[str, Switched]) -> Verdict:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunodes.engine.fleet import InventoryFleet
-from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.errors import WrongInput
 from gpunodes.model import Machine, Role
 from gpunodes.operations import addons
-from gpunodes.operations.rolling import commands, status, upgrades
+from gpunodes.operations.rolling import commands, following, status, upgrades
 from gpunodes.operations.rolling.context import Report
+from gpunodes.operations.rolling.work import Work
 from gpunodes.planner.upgrade_model import Part, UpgradePlan
+from gpunodes.rollout import state
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.result import RolloutResult
+from gpunodes.rollout.state import Following
 
 
 def roll_out(
@@ -24,31 +27,34 @@ def roll_out(
 ) -> list[RolloutResult]:
     """Upgrade those of ``machines`` that have a step in ``plan``: control planes, kubelets, then the add-ons.
 
-    What follows a roll-out that did not end well is not begun: run the same command again. Raises GpunodesError as
-    ``commands.roll_out``, and if the add-ons cannot be updated.
+    All of it is in the record of the first roll-out, so that ``following.resume`` continues to the end. What follows a
+    roll-out that did not end well is not begun. Raises GpunodesError as ``commands.roll_out``, and if the add-ons
+    cannot be updated.
     """
-    inventory, results = fleet.inventory, list[RolloutResult]()
+    inventory, parts = fleet.inventory, list[tuple[Work, list[Machine]]]()
     for part, work in (
         (Part.CONTROL_PLANE, upgrades.ControlPlaneUpgrade(inventory, plan.target)),
         (Part.NODE, upgrades.KubeletUpgrade(inventory, plan.target)),
     ):
         names = {step.machine for step in plan.steps if step.part is part}
-        chosen = [machine for machine in machines if machine.name in names]
-        if not chosen:
-            continue
-        results.append(commands.roll_out(fleet, chosen, work, options, report, "upgrade"))
-        if results[-1].exit_code is not ExitCode.DONE:
-            return results
+        if chosen := [machine for machine in machines if machine.name in names]:
+            parts.append((work, chosen))
     remaining = {step.machine for step in plan.steps} - {machine.name for machine in machines}
-    if not remaining:
-        addons.upgrade(fleet, inventory, report)
-    return results
+    if not parts:
+        if not remaining:
+            addons.upgrade(fleet, inventory, report)
+        return []
+    (first, chosen), *later = parts
+    then = [Following(each.name, dict(each.parameters), [machine.name for machine in of]) for each, of in later]
+    then += [] if remaining else [Following(state.ADDONS)]
+    result = commands.roll_out(fleet, chosen, first, options, report, "upgrade", then)
+    return following.follow(result, fleet, report, "upgrade")
 
 
 def check_unfinished(fleet: InventoryFleet, report: Report) -> None:
     """Raise WrongInput unless an upgrade of Kubernetes stands unfinished in the cluster."""
     found = status.read(fleet, report).rollout
-    if found is None or found.work not in {upgrades.CONTROL_PLANES, upgrades.KUBELETS}:
+    if found is None or found.work not in {upgrades.CONTROL_PLANES, upgrades.KUBELETS, state.ADDONS}:
         what = f"the unfinished roll-out is of {found.work}" if found else "no roll-out is unfinished"
         raise WrongInput(what, "an upgrade of Kubernetes", "`gpunodes rollout status` shows it")
 

@@ -17,6 +17,8 @@ from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.shared_identities import own_nodes
 from gpunodes.planner.upgrade_model import Subject, UpgradePlan
 
+OFF = "power"
+"""The check of machines that are left out, since they are off on purpose."""
 PHASES = (phases.PREFLIGHT, phases.UPGRADE_FACTS)
 
 
@@ -37,7 +39,9 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     cluster that responds.
     """
     wanted = versions.check(requested)
-    machines, off = switched_off.split(inventory, inventory.machines(Role.CONTROL_PLANE, Role.WORKER))
+    machines, off = switched_off.split(
+        inventory, inventory.machines(Role.CONTROL_PLANE, Role.WORKER), is_rolled_out=True
+    )
     folder = journal.open_run("upgrade plan")
     view.begin("upgrade plan", machines)
     # The control plane is queried for its cluster in any case.
@@ -53,7 +57,7 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     upgrade.check_order(wanted, str(seen.cluster["version"]).removeprefix("v"))
     subjects = _read(inventory, machines, seen, wanted, folder, view)
     plan = upgrade.plan(wanted, subjects, seen.cluster)
-    left_out = [PreflightFinding(name, "power", Problem(why, "", ""), Severity.WARNING) for name, why in off.items()]
+    left_out = [PreflightFinding(name, OFF, Problem(why, "", ""), Severity.WARNING) for name, why in off.items()]
     return Planned(replace(plan, findings=[*plan.findings, *preflight.drift_findings(seen), *left_out]), seen)
 
 

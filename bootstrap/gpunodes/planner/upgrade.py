@@ -13,7 +13,16 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role
 from gpunodes.planner import tables, upgrade_checks, versions
-from gpunodes.planner.upgrade_model import CLUSTER, PROGRAMS, Component, Part, Step, Subject, UpgradePlan
+from gpunodes.planner.upgrade_model import (
+    CLUSTER,
+    PROGRAMS,
+    Component,
+    Part,
+    Step,
+    Subject,
+    UpgradePlan,
+    image_parts,
+)
 from gpunodes.planner.versions import numbers
 
 
@@ -107,12 +116,11 @@ def _components(target: str, subjects: Sequence[Subject]) -> list[Component]:
     cluster = own["cluster"]
     found = [Component("etcd", own["images"]["etcd"], row["etcd"])] if "etcd" in own["images"] else []
     if cluster["coredns"]:
-        found.append(Component("CoreDNS", _tag(cluster["coredns"]), row["coredns"]))
+        found.append(Component("CoreDNS", image_parts(cluster["coredns"])[1], row["coredns"]))
     if cluster["proxy"]:
-        found.append(Component("kube-proxy", _tag(cluster["proxy"]), f"v{target}"))
-    return found + [
-        Component(image.rpartition("/")[2].partition(":")[0], _tag(image), "") for image in cluster["addons"]
-    ]
+        found.append(Component("kube-proxy", image_parts(cluster["proxy"])[1], f"v{target}"))
+    old = upgrade_checks.old_addons(target, cluster["addons"])
+    return found + [Component(*image_parts(image), old.get(image, "")) for image in cluster["addons"]]
 
 
 def _irreversible(target: str, present: str, subjects: Sequence[Subject]) -> list[str]:
@@ -139,8 +147,3 @@ def images(target: str, control_plane: bool) -> list[str]:
     if control_plane:
         found += [f"registry.k8s.io/etcd:{row['etcd']}", f"registry.k8s.io/coredns/coredns:{row['coredns']}"]
     return [*found, f"registry.k8s.io/pause:{row['pause']}"]
-
-
-def _tag(image: str) -> str:
-    """The tag of an image, without its digest."""
-    return image.partition("@")[0].rpartition("/")[2].partition(":")[2]

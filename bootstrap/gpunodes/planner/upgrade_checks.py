@@ -10,7 +10,7 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import gates, tables, versions
-from gpunodes.planner.upgrade_model import CLUSTER, PROGRAMS, Subject
+from gpunodes.planner.upgrade_model import CLUSTER, PROGRAMS, Subject, image_parts
 from gpunodes.planner.versions import numbers
 
 _SHOWN = 5
@@ -31,7 +31,7 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
             continue
         for name, check in _OF_MACHINES.items():
             findings += [PreflightFinding(subject.name, name, each) for each in check(target, subject, subject.own)]
-    findings += [*_unasked(target, subjects), *_rewritten(subjects)]
+    findings += [*_unasked(target, subjects), *_rewritten(subjects), *_addons(target, subjects)]
     known = {subject.node.get("name") for subject in subjects}
     for node in cluster["nodes"]:
         if node["name"] not in known:
@@ -272,6 +272,33 @@ def _coredns(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
                 f"{wanted} or older: kubeadm migrates its configuration only forwards",
                 "choose a newer Kubernetes, or give CoreDNS back to kubeadm",
             )
+
+
+def old_addons(target: str, images: Sequence[str]) -> dict[str, str]:
+    """Add-ons by image that are older than any that gpunodes knows to work with ``target``, and the oldest of those."""
+    rows = tables.read("upgrades")["addons"]
+    least: Mapping[str, str] = next((row for row in rows if row["minor"] == versions.minor_of(target)), {})
+    found = {}
+    for image in images:
+        name, tag = image_parts(image)
+        if name in least and numbers(tag) and numbers(tag) < numbers(least[name]):
+            found[image] = f"v{least[name]}"
+    return found
+
+
+def _addons(target: str, subjects: Sequence[Subject]) -> Iterator[PreflightFinding]:
+    """Old add-ons, as warnings: no publisher says that they fail, and an upgrade replaces its own only at its end."""
+    minor = versions.minor_of(target)
+    for own in _clusters(subjects)[:1]:
+        for image, least in old_addons(target, own["cluster"]["addons"]).items():
+            tested = "" if versions.minors()[minor]["tested"] else f"; with {minor} none was run on machines"
+            problem = Problem(
+                f"{' is '.join(image_parts(image))}",
+                f"{least} or newer: gpunodes knows no older one to work with Kubernetes {minor}{tested}",
+                "run `gpunodes addon upgrade` first, which the upgrade does at its end only; what gpunodes did not "
+                "install: as its publisher says",
+            )
+            yield PreflightFinding(CLUSTER, "add-ons", problem, Severity.WARNING)
 
 
 def _clusters(subjects: Sequence[Subject]) -> list[Mapping[str, Any]]:

@@ -99,3 +99,9 @@ class UpgradePlan:
     def possible(self) -> bool:
         """Whether no finding is an error."""
         return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+
+def image_parts(image: str) -> tuple[str, str]:
+    """The last part of an image's name, and its tag without its digest: ("flannel", "v0.26.7")."""
+    name, _, tag = image.partition("@")[0].rpartition("/")[2].partition(":")
+    return name, tag

@@ -31,6 +31,8 @@ class RolloutResult:
     stopped: str = ""
     """Why it stopped before its end."""
     interrupted: bool = False
+    then: str = ""
+    """The work that follows, whose record stands in the cluster now; "" if nothing does."""
 
     @property
     def exit_code(self) -> ExitCode:

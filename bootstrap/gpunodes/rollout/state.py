@@ -17,12 +17,14 @@ from gpunodes.errors import WrongInput
 from gpunodes.rollout import options as rollout_options
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import NAME, RolloutOutcome
-from gpunodes.shape import Many, Moment, Named, one_of
+from gpunodes.shape import Many, Moment, Named, Optional, one_of
 
 MOST_BYTES = 200_000
 """The longest record: all annotations of an object have at most 256 KiB (Kubernetes, TotalAnnotationSizeLimitB)."""
 _MOST = 20_000
 _LONGEST_WHY = 300
+ADDONS = "add-ons"
+"""The last part of an upgrade of Kubernetes: not a work, since no machine is worked on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,16 @@ class Ended:
 
     outcome: RolloutOutcome
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What is rolled out next, by the same command, if a roll-out ends well."""
+
+    work: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    machines: Sequence[str] = ()
+    """None for ADDONS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,8 @@ class Rollout:
     """The canaries stayed healthy: the others may be begun."""
     stopped: str = ""
     """Why no further machine is begun, "" while it goes on."""
+    then: Sequence[Following] = ()
+    """What follows, in order."""
 
     @property
     def machines(self) -> list[str]:
@@ -85,6 +99,16 @@ class Rollout:
             return dataclasses.replace(left, done=[*self.done, machine], canaries=canaries)
         return dataclasses.replace(left, ended={**self.ended, machine: Ended(outcome, why[:_LONGEST_WHY])})
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether nothing of it is left to do, and it ended well on all machines."""
+        return not (self.waiting or self.running or self.ended or self.stopped)
+
+    def next(self, identity: str, now: float) -> Rollout:
+        """The roll-out that follows, with the same options."""
+        first, *rest = self.then
+        return Rollout(identity, first.work, first.parameters, self.options, now, self.by, first.machines, then=rest)
+
     def resumed(self, order: Sequence[str]) -> Rollout:
         """The roll-out as a new command goes on with it: all machines that are not done wait again, in ``order``."""
         known = set(self.machines) - set(self.done)
@@ -103,11 +127,13 @@ class Rollout:
             **{name: getattr(self, name) for name in _SHAPE},
             "options": self.options.document(),
             "ended": {name: {"outcome": each.outcome, "why": each.why} for name, each in self.ended.items()},
+            "then": [dataclasses.asdict(each) for each in self.then],
         }
         text = json.dumps(document, separators=(",", ":"))
         if len(text) > MOST_BYTES:
+            count = max(len(self.machines), *(len(each.machines) for each in self.then), 0)
             raise WrongInput(
-                f"{len(self.machines)} machines are too many for one roll-out",
+                f"{count} machines are too many for one roll-out",
                 "a record that fits into an object of Kubernetes",
                 "roll it out to one group after the other: --only GROUP",
             )
@@ -131,13 +157,16 @@ _SHAPE: dict[str, Any] = {
     "soaked": bool,
     "stopped": str,
 }
+_PARAMETERS = _SHAPE["parameters"]
+_THEN = Optional(Many({"work": NAME, "parameters": _PARAMETERS, "machines": _NAMES}, 10))
+"""Records of earlier versions have none."""
 
 
 def parse(text: str) -> Rollout:
     """The roll-out in ``text``, which comes from the cluster; unknown keys are ignored. Raises ValueError."""
     try:
         document = json.loads(text)
-        if wrong := shape.wrong(document, _SHAPE):
+        if wrong := shape.wrong(document, {**_SHAPE, "then": _THEN}):
             raise ValueError(wrong)
         values = {name: document[name] for name in _SHAPE}
         values["options"] = rollout_options.parse(document["options"])
@@ -146,7 +175,8 @@ def parse(text: str) -> Rollout:
     values["ended"] = {
         name: Ended(RolloutOutcome(each["outcome"]), each["why"]) for name, each in document["ended"].items()
     }
-    made = Rollout(**values)
+    then = [Following(each["work"], each["parameters"], each["machines"]) for each in document.get("then", ())]
+    made = Rollout(**values, then=then)
     if len(set(made.machines)) != len(made.machines) or not set(made.canaries) <= set(made.done):
         raise ValueError("the record of the roll-out is not valid: a machine is in several of its lists")
     return made

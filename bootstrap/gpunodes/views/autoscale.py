@@ -37,6 +37,8 @@ class Status(Protocol):
     def machines(self) -> Sequence[Machine]: ...
     @property
     def changes(self) -> Sequence[str]: ...
+    @property
+    def left_out(self) -> Mapping[str, str]: ...
 
 
 def status(found: Status, columns: int | None = None) -> str:
@@ -53,7 +55,18 @@ def status(found: Status, columns: int | None = None) -> str:
         parts.append("\n".join(f"would change: {each}" for each in found.changes))
     elif not found.running:
         parts.append("the autoscaler does not run: no machine is switched on or off")
+    if found.left_out:
+        parts.append(_left_out(found, "it has no image of the power server, which cannot run there"))
     return "\n\n".join(parts)
+
+
+def removed(found: Status) -> str:
+    """What `autoscale down` did; ``found`` is the last status."""
+    off = [each.node for each in found.machines if each.phase != "on"]
+    lines = [f"removed; not on: {', '.join(off)}" if off else "removed"]
+    if found.left_out:
+        lines.append(_left_out(found, "the image of the power server stays there"))
+    return "\n".join(lines)
 
 
 def document_of(found: Status) -> str:
@@ -70,7 +83,13 @@ def contents(found: Status) -> dict[str, Any]:
         "pools": {name: dict(each) for name, each in sorted(found.pools.items())},
         "machines": [{key: getattr(each, key) for key in keys} for each in found.machines],
         "changes": list(found.changes),
+        "left_out": dict(found.left_out),
     }
+
+
+def _left_out(found: Status, what: str) -> str:
+    lines = [f"left out: {name}: {why}; {what}" for name, why in sorted(found.left_out.items())]
+    return "\n".join([*lines, "run the same command again when it responds"])
 
 
 def _why(machine: Machine) -> str:

@@ -24,6 +24,20 @@ def table(found: Sequence[MachineCertificates], columns: int | None) -> str:
     return "\n".join([text.table(rows, columns), *map(printable, messages)])
 
 
+def first_ends(found: Sequence[MachineCertificates]) -> str:
+    """A line for each machine: its certificate that ends first."""
+    lines = []
+    for machine in found:
+        known = [each for each in machine.certificates if each.days is not None]
+        if known:
+            first = min(known, key=lambda each: each.days or 0)
+            says = f"{first.name} ends first, on {_date(first.not_after)} UTC ({first.days} days)"
+        else:
+            says = f"unknown: {machine.cause or 'none was found'}"
+        lines.append(printable(f"certificates of {machine.machine}: {says}"))
+    return "\n".join(lines)
+
+
 def _date(seconds: int | None) -> str:
     try:
         return "unreadable" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))

@@ -32,7 +32,7 @@ def lines(machines: Sequence[MachineDrift], columns: int | None = None) -> str:
     if any(each.pending for each in machines):
         found.append("`gpunodes rollout apply` applies the control planes' settings")
     if any(one.kind == KUBELET for each in machines for one in each.differences):
-        found.append("`gpunodes up` applies the kubelets' settings")
+        found.append("`gpunodes rollout apply --kubelets` applies the kubelets' settings, one node after another")
     return "\n".join(part for line in found for part in wrapped(printable(line), columns, 4))
 
 

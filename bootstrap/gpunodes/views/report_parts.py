@@ -37,7 +37,7 @@ _RANK = {state.value: state.rank for state in State}
 _FINE = {State.HEALTHY.value, State.OFF.value}
 _BAD = {State.SICK.value, State.HUNG.value, State.UNREACHABLE.value}
 _OWN_NAME = "MACHINE"
-_KEYS = ("kubernetes", "os", "kernel", "runtime", "driver")
+_KEYS = ("kubernetes", "os", "kernel", "runtime", "driver", "cuda", "cudnn")
 
 
 def pools(machines: Sequence[Row]) -> list[dict[str, Any]]:

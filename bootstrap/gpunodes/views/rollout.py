@@ -15,6 +15,9 @@ from gpunodes.rollout.state import Rollout
 from gpunodes.views import text
 from gpunodes.views.screen import duration
 
+_TITLES = {"kubernetes": "kubelets"}
+"""Works whose names in records are no words for people."""
+
 
 class RolloutStatus(Protocol):
     """Where a roll-out stands; operations/rolling/status.py has it."""
@@ -41,6 +44,8 @@ def summary(result: RolloutResult) -> str:
         lines.append(printable(f"stopped: {result.stopped}"))
     if not result.finished:
         lines.append("unfinished: `gpunodes rollout resume` continues, `gpunodes rollout abandon` gives its nodes back")
+    if result.then and result.interrupted:
+        lines.append(f"unfinished: {_TITLES.get(result.then, result.then)} follow: `gpunodes rollout resume` continues")
     return "\n".join(lines)
 
 
@@ -52,6 +57,7 @@ def document(result: RolloutResult) -> dict[str, Any]:
         "work": result.work,
         "exit_code": int(result.exit_code),
         "finished": result.finished,
+        "then": result.then,
         "stopped": result.stopped,
         "interrupted": result.interrupted,
         "machines": [
@@ -85,6 +91,7 @@ def status(found: RolloutStatus) -> str:
         f"held by: {found.holder or 'nobody; `gpunodes rollout resume` continues'}",
         f"done: {len(rollout.done)} of {len(rollout.machines)}; waiting: {len(rollout.waiting)}",
         f"next: {_next(rollout)}",
+        *([f"then: {_then(rollout)}"] if rollout.then else []),
     ]
     lines = [printable(line) for line in lines]
     rows = [("MACHINE", "STATE", "STAGE", "")]
@@ -112,6 +119,10 @@ def status_document(found: RolloutStatus) -> dict[str, Any]:
             "by": rollout.by,
             "stopped": rollout.stopped,
             "next": _next(rollout),
+            "then": [
+                {"work": each.work, "parameters": dict(each.parameters), "machines": list(each.machines)}
+                for each in rollout.then
+            ],
             "done": list(rollout.done),
             "waiting": list(rollout.waiting),
             "machines": [
@@ -139,12 +150,24 @@ def _next(rollout: Rollout) -> str:
     if rollout.stopped:
         return f"nothing: it stopped: {rollout.stopped}"
     options = rollout.options
+    if rollout.work == state.ADDONS:
+        return "the network add-on and the device plugin"
     if rollout.soak_since and not rollout.soaked:
         return f"the canaries {state.names(rollout.canaries)} are watched for {duration(options.soak_s)}"
     if not rollout.waiting:
         return "the end of the machines that are worked on"
     windows = f", from {', '.join(map(str, options.windows))}" if options.windows else ""
     return f"{state.names(rollout.waiting, 3)}{windows}"
+
+
+def _then(rollout: Rollout) -> str:
+    """What follows: ``kubelets of 12 machines, add-ons``."""
+    parts = []
+    for each in rollout.then:
+        count = len(each.machines)
+        of = f" of {count} machine{'s' if count > 1 else ''}" if count else ""
+        parts.append(f"{_TITLES.get(each.work, each.work)}{of}")
+    return ", ".join(parts)
 
 
 def _good(each: MachineRollout) -> bool:

@@ -91,6 +91,15 @@ def test_a_system_that_does_not_end_loses_its_power(start: Start) -> None:
     assert done == ["take w1", "before", "GracefulShutdown", "ForceOff", "then", "release w1"]
 
 
+def test_the_node_of_a_machine_that_was_off_only_once_stays(start: Start) -> None:
+    """Its power was switched off; its BMC reported that once, and since then that it is on."""
+    machines, done = start("relapses", "On")
+    with pytest.raises(PowerProblem, match="not twice in a row") as caught:
+        machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
+    assert caught.value.trouble is Trouble.INCONSISTENT
+    assert done == ["take w1", "before", "GracefulShutdown", "ForceOff", "release w1"]
+
+
 def test_a_machine_that_is_off_is_not_ordered_anything(start: Start) -> None:
     machines, done = start("obeys")
     machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))

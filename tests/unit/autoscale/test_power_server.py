@@ -6,12 +6,12 @@ import threading
 from typing import Any
 
 import pytest
-from gpunodes.autoscale import nodes, proof, state
+from gpunodes.autoscale import decisions, nodes, proof, state
 from gpunodes.autoscale.server import NotPossible
 from gpunodes.autoscale.state import MachineState, Phase, parse
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine.cluster.pods import Pod
-from gpunodes.engine.power import PowerState
+from gpunodes.engine.power import PowerState, Trouble
 
 from tests.power_fleet import GPU, MemoryMachines, Site, node_object, parsed, uuid
 
@@ -204,6 +204,87 @@ def test_a_bmc_that_refuses_is_reported_and_another_machine_taken(site: Site) ->
     assert site.server.size("h100").most == 2
 
 
+def warnings(site: Site) -> list[tuple[str, str]]:
+    return [(name, reason) for name, reason, kind in site.store.events if kind == "Warning"]
+
+
+def again(site: Site) -> None:
+    """Let the time pass after which an order that failed is repeated, and wait for the end of that one."""
+    # An order that is carried out meanwhile would end after the time that is let pass.
+    site.until(lambda: not site.server._orders._busy)
+    failed = len(site.machines.refused)
+    site.server._orders._ended.clear()
+    site.looks_until(site.server, lambda: len(site.machines.refused) > failed)
+    site.until(lambda: not site.server._orders._busy)
+
+
+def test_a_bmc_that_refuses_is_one_event_and_frees_its_place_at_once(site: Site) -> None:
+    site.machines.refuses = {"w3"}
+    site.server.increase("t4", 1)
+    site.until(lambda: site.store.states()["w3"].error)
+    site.until(lambda: warnings(site))
+    assert site.server.size("t4").target == 1, "the autoscaler reads why in its instance"
+    site.server.delete("t4", ["gpunodes://w3"])
+    for _ in range(3):
+        again(site)
+    assert site.phases()["w3"] is Phase.GIVING_UP, "it may be on"
+    assert site.server.size("t4") == decisions.Size(0, 0, 0), "the other pool is used at once"
+    assert not site.server.instances("t4")
+    site.server = site.new_server()
+    again(site)
+    assert warnings(site) == [("w3", "NotSwitchedOn")]
+
+
+def test_another_error_of_a_bmc_is_another_event(site: Site) -> None:
+    in_service(site, "w3")
+    site.machines.refuses = {"w3"}
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.until(lambda: warnings(site))
+    for trouble in (Trouble.LOGIN, Trouble.LOGIN, Trouble.REFUSED):
+        site.machines.trouble = trouble
+        again(site)
+    assert warnings(site) == [("w3", "NotSwitchedOff")] * 3, "refused, no login, refused"
+    site.machines.refuses = set()
+    site.server._orders._ended.clear()
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.OFF)
+    assert ("w3", "SwitchedOff", "Normal") in site.store.events
+
+
+def test_a_bmc_that_refuses_is_left_alone_for_a_time_from_when_it_was_given_up(site: Site) -> None:
+    site.machines.refuses = {"w3"}
+    site.server.increase("t4", 1)
+    site.until(lambda: site.store.states()["w3"].error)
+    site.server.delete("t4", ["gpunodes://w3"])
+    given_up = site.time
+    site.time += decisions.RETRY_S + 60
+    again(site)
+    assert site.server.size("t4").most == 0, "its BMC does not show yet that it is off"
+    site.machines.refuses = set()
+    site.server._orders._ended.clear()
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.FAILED)
+    assert site.store.states()["w3"].since == given_up
+    assert site.server.size("t4").most == 1, "the time is over since it was given up"
+
+
+def test_an_order_that_comes_while_the_last_one_ends_is_carried_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine counted as starting and got no order until its start was given up."""
+    in_service(site, "w3")
+    writes, event = threading.Event(), site.store.event
+
+    def slow(node: str, reason: str, message: str, *, warning: bool) -> None:
+        assert reason != "SwitchedOff" or writes.wait(10)
+        event(node, reason, message, warning=warning)
+
+    monkeypatch.setattr(site.store, "event", slow)
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.OFF})
+    site.server.increase("t4", 1)
+    writes.set()
+    site.until(lambda: site.machines.orders == [("w3", "on"), ("w3", "off"), ("w3", "on")])
+
+
 @pytest.mark.parametrize("given_up_by", ["autoscaler", "power server"])
 def test_a_boot_that_never_registers_is_given_up_and_switched_off(site: Site, given_up_by: str) -> None:
     site.server.increase("t4", 1)
@@ -383,10 +464,9 @@ def test_a_machine_that_left_the_plan_is_forgotten(site: Site) -> None:
 
 def test_an_order_of_a_machine_that_left_the_plan_stops_no_later_one(site: Site) -> None:
     """It waited for a free thread; the machine counted as busy ever after."""
-    site.server._busy.add("w1")
     site.server._states.pop("w1", None)
-    site.server._carry_out("w1", again=False)
-    assert not site.server._busy
+    site.server._orders.give("w1")
+    site.until(lambda: not site.server._orders._busy)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": "on"}', '{"phase": 1e999}', "[" * 100_000])

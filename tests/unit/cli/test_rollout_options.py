@@ -9,10 +9,12 @@ import click
 import pytest
 from click.testing import CliRunner
 from gpunodes import settings
-from gpunodes.cli import rollout_options
+from gpunodes.cli import rollout_options, terminal
 from gpunodes.cli.rollout_options import RolloutFlags
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
+from gpunodes.model import Machine, Role
+from gpunodes.operations import waking
 from gpunodes.repair.policy import Budget
 from gpunodes.rollout.record import RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
@@ -32,6 +34,23 @@ def flags(*argv: str) -> RolloutFlags:
     if result.exception:
         raise result.exception
     return found[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "off", "woken"), [((), ["w1"], []), (("--wake",), ["w1"], ["w1"]), (("--wake",), [], [])]
+)
+def test_only_wake_switches_machines_on(
+    argv: tuple[str, ...], off: list[str], woken: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines = [Machine(name, name, Role.WORKER) for name in ("w0", "w1")]
+    asked, seen = list[str](), list[str]()
+    monkeypatch.setattr(terminal, "confirm", lambda what, **_: asked.append(what))
+    monkeypatch.setattr(waking, "asleep", lambda _, given: [each for each in given if each.name in off])
+    monkeypatch.setattr(waking, "wake", lambda _, given, __: seen.extend(each.name for each in given))
+    given = flags(*argv)
+    rollout_options.wake(None, machines, given, lambda *_: None)  # type: ignore[arg-type]  # no fleet is needed
+    assert (seen, asked) == (woken, ["1 machines are switched on: w1"] if woken else [])
+    assert given.changes is bool(argv)
 
 
 def test_options_over_settings_over_defaults() -> None:

@@ -32,6 +32,8 @@ from gpunodes.inventory import addressed
 from gpunodes.model import Kubeconfig
 from gpunodes.operations import claims, power
 
+from tests import forward_proxy
+
 pytest.importorskip("kubernetes", reason="the extra gpunodes[kubeconfig] is not installed")
 
 DATE = "Thu, 26 Nov 2026 01:00:00 GMT"
@@ -187,6 +189,39 @@ def test_another_cluster_is_refused_before_anything_else_is_asked(server: Server
         cluster(server.kubeconfig(), is_known=is_known).nodes()
     assert seen == ["u-1"]
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "in_file", "through"),
+    [
+        ({}, False, False),
+        ({"HTTPS_PROXY": "{}"}, False, True),
+        ({"https_proxy": "{}", "no_proxy": "127.0.0.1"}, False, False),
+        ({"HTTP_PROXY": "{}"}, False, False),
+        ({}, True, True),
+        ({"HTTPS_PROXY": "http://127.0.0.1:9"}, True, True),
+    ],
+    ids=str,
+)
+def test_the_proxy_of_the_environment_or_of_the_file_leads_to_the_api(
+    server: Server, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], *, in_file: bool, through: bool
+) -> None:
+    """As kubectl has it: that of the file first. TLS is between the controller and the API."""
+    server.answer = lambda _: (200, {}, b'{"items": []}')
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    path = server.kubeconfig()
+    with forward_proxy.running() as proxy:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value.format(proxy.address))
+        if in_file:
+            content = yaml.safe_load(path.read_text())
+            content["clusters"][0]["cluster"]["proxy-url"] = proxy.address
+            path.write_text(yaml.safe_dump(content))
+        assert cluster(path).nodes() == []
+        assert bool(proxy.targets) is through
+        assert {(each.method, each.target) for each in proxy.records} <= {("CONNECT", f"127.0.0.1:{server.port}")}
 
 
 def test_a_name_leads_to_no_other_path(server: Server) -> None:

@@ -13,6 +13,7 @@ import pytest
 from gpunodes.engine import webhook
 from gpunodes.errors import GpunodesError, WrongInput
 
+from tests import forward_proxy
 from tests.webhooks import receiver
 
 SECRET = "T000-s3cret"
@@ -105,6 +106,18 @@ def test_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("http_proxy", f"http://{proxy}")
         webhook.post(webhook.webhook("http://hooks.invalid/x"), b"{}")
     assert received[0][0] == "http://hooks.invalid/x"
+
+
+@pytest.mark.parametrize(("direct", "through"), [("", True), ("127.0.0.1", False)])
+def test_a_proxy_of_the_environment_tunnels_and_sees_no_path(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, direct: str, *, through: bool
+) -> None:
+    """The certificate is still verified behind it; ``no_proxy`` leaves it out."""
+    monkeypatch.setenv("no_proxy", direct)
+    with forward_proxy.running() as proxy, tls_receiver(tmp_path) as at:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.address)
+        assert "its certificate is not valid" in failure(f"https://{at}/{SECRET}")
+    assert [(each.method, each.target) for each in proxy.records] == [("CONNECT", at)] * through
 
 
 @pytest.mark.parametrize(

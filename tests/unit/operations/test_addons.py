@@ -47,7 +47,7 @@ class Cluster:
         monkeypatch.setattr(runner, "run", self.run)
         monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
         self.lost: GpunodesError | None = None
-        opened = SimpleNamespace(leases=SimpleNamespace(lost=lambda: self.lost))
+        opened = SimpleNamespace(leases=SimpleNamespace(lost=lambda: self.lost), report=lambda *_: None)
         monkeypatch.setattr(context, "opened", lambda *_: contextlib.nullcontext(opened))
         monkeypatch.setattr(commands, "locked", self.locked)
 

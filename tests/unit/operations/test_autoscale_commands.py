@@ -48,7 +48,11 @@ class Objects(MemoryStore):
         monkeypatch.setattr(commands, "_connected", self.connected)
         monkeypatch.setattr(commands, "carry_out", self.register)
         monkeypatch.setattr(runner, "run", self.run)
-        monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
+        self.silent: list[tuple[str, str]] = []
+        monkeypatch.setattr(control_planes, "choose", self.choose)
+
+    def choose(self, found: Inventory, **_: Any) -> control_planes.Choice:
+        return control_planes.Choice(found.control_planes()[0], self.silent)
 
     @contextlib.contextmanager
     def connected(self, *_: Any) -> Iterator[tuple[Any, None]]:
@@ -61,6 +65,7 @@ class Objects(MemoryStore):
 
     def run(self, play: runner.Play, folder: Path, *_: Any) -> runner.PlayResult:
         self.runs.append((play.playbook, play.variables))
+        self.ran_on = list(play.machines)
         self.running = True
         self.texts |= {name: MachineState(Phase.ON, 1.0).text() for name in (self.document or {}).get("machines", {})}
         return runner.PlayResult(True, False, folder / "stdout")
@@ -82,7 +87,10 @@ class Objects(MemoryStore):
         self.document, self.passwords = planned, dict(passwords)
 
     def delete_plan(self) -> None:
-        self.document, self.passwords = None, {}
+        self.document = None
+
+    def delete_passwords(self) -> None:
+        self.passwords = {}
 
     def delete_states(self) -> None:
         self.texts = {}
@@ -222,6 +230,79 @@ def test_down_keeps_the_states_of_machines_that_are_off(place: Objects, run: Run
     run("up", "--yes")
     run("down", "--yes")
     assert not place.texts
+
+
+def test_a_dry_run_of_down_shows_what_it_removes_and_changes_nothing(place: Objects, run: Run) -> None:
+    run("up", "--yes")
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0, "nothing needs it").text()
+    before = (place.document, dict(place.passwords), dict(place.texts), list(place.runs))
+    code, out, err = run("down", "--dry-run", "--json")
+    found = json.loads(out)
+    assert code == ExitCode.DONE, err
+    assert any("passwords" in each for each in found["changes"])
+    assert [each for each in found["changes"] if each.startswith("w2: ")]
+    assert not [each for each in found["changes"] if each.startswith("w1: ")]
+    code, out, _ = run("down", "--dry-run")
+    assert code == ExitCode.DONE
+    assert "would change: the autoscaler and the power server are removed" in out
+    assert (place.document, place.passwords, place.texts, place.runs) == before
+
+
+THREE = INVENTORY.replace(
+    "{control-1: {ansible_host: 127.0.0.1}}",
+    "{control-1: {ansible_host: 127.0.0.1}, control-2: {ansible_host: 127.0.0.4}, "
+    "control-3: {ansible_host: 127.0.0.5}}",
+)
+
+
+@pytest.fixture
+def one_is_dead(place: Objects, tmp_path: Path) -> Objects:
+    """Three control planes, control-3 does not respond; the image is in an archive."""
+    (tmp_path / "image.tar").touch()
+    archive = f"gpunodes_power_archive: {tmp_path}/image.tar"
+    Path("hosts.yml").write_text(THREE.replace("gpunodes_power_image: registry.example/gpunodes:1", archive))
+    place.silent = [("control-3", f"no route {ATTACKS[0]}")]
+    return place
+
+
+def test_up_leaves_a_dead_control_plane_out_and_says_so(one_is_dead: Objects, run: Run) -> None:
+    code, out, err = run("up", "--yes")
+    assert code == ExitCode.PARTLY, err
+    assert one_is_dead.ran_on == ["control-1", "control-2"]
+    assert "left out: control-3: no route" in out
+    assert "it has no image of the power server" in out
+    assert "run the same command again" in out
+    assert not unprintable(out)
+    code, out, _ = run("up", "--yes", "--json")
+    assert code == ExitCode.PARTLY
+    assert list(json.loads(out)["left_out"]) == ["control-3"]
+    one_is_dead.silent = []
+    code, out, _ = run("up", "--yes")
+    assert (code, one_is_dead.ran_on) == (ExitCode.DONE, ["control-1", "control-2", "control-3"])
+    assert "left out" not in out
+
+
+def test_up_with_an_image_of_a_registry_lacks_nothing_on_a_dead_control_plane(one_is_dead: Objects, run: Run) -> None:
+    Path("hosts.yml").write_text(THREE)
+    code, out, err = run("up", "--yes", "--json")
+    assert code == ExitCode.DONE, err
+    assert json.loads(out)["left_out"] == {}
+    assert one_is_dead.ran_on == ["control-1", "control-2"]
+
+
+def test_down_leaves_a_dead_control_plane_out_and_another_run_completes_it(one_is_dead: Objects, run: Run) -> None:
+    run("up", "--yes")
+    code, out, err = run("down", "--yes")
+    assert code == ExitCode.PARTLY, err
+    assert out.startswith("removed\nleft out: control-3: no route")
+    assert one_is_dead.passwords == {}, "no password waits for a machine that is dead"
+    one_is_dead.silent = []
+    code, out, err = run("down", "--yes")
+    assert (code, out) == (ExitCode.DONE, "removed\n"), err
+    assert one_is_dead.document is None
+    code, _, err = run("down", "--yes")
+    assert code == ExitCode.WRONG_INPUT
+    assert "no autoscaler" in err
 
 
 def test_what_the_cluster_says_is_shown_without_control_characters(place: Objects, run: Run) -> None:

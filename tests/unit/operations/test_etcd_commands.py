@@ -15,11 +15,12 @@ from gpunodes.cli import common, root, status
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import MachineResult, Outcome, RunResult
+from gpunodes.model import MachineResult, Outcome, Role, RunResult
 from gpunodes.operations import kubeconfig, nodes, preflight
 from gpunodes.operations import status as cluster_status
 from gpunodes.operations.certs import ends, renew
 from gpunodes.operations.etcd import restore
+from gpunodes.planner.candidates import MachineFacts
 from gpunodes.views import certificates as view
 
 from tests.unit.operations.test_etcd_archive import ABOUT, made, snapshot
@@ -157,6 +158,24 @@ def test_a_file_that_changes_after_its_check_is_refused(inventory: Inventory, ma
     Path("b.tar").write_bytes(made({"etcd/snapshot.db": snapshot(400 << 10)}))
     with pytest.raises(GpunodesError, match="has changed"):
         restore.upload(inventory, source, backup, lambda _: None)
+
+
+def test_control_planes_that_do_not_respond_stop_a_restore_before_anything(
+    inventory: Inventory, machine: list[str], carried: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remedy is the way out of a lost quorum: what is gone for good leaves the inventory."""
+    read = [
+        MachineFacts("control-1", Role.CONTROL_PLANE, {}),
+        MachineFacts("control-2", Role.CONTROL_PLANE, None, "no route to host"),
+    ]
+    seen = preflight.Inspection(read, "control-1", None, None, "", False, Path())
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, {}))
+    error = run(inventory, "etcd", "restore", "b.tar", "--yes").exception
+    assert isinstance(error, GpunodesError)
+    assert error.problem.found == "control-2 cannot be read: control-2: no route to host"
+    assert "take them out of the inventory, and run the same command again" in error.problem.remedy
+    assert carried == []
+    assert len(machine) == 1, "nothing was sent"
 
 
 def test_the_other_control_planes_are_named(tmp_path: Path) -> None:

@@ -10,18 +10,25 @@ from typing import Any
 
 import pytest
 from gpunodes.cli import main
-from gpunodes.engine import runner
+from gpunodes.engine import control_planes, runner
+from gpunodes.engine.fleet import InventoryFleet
+from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations import preflight, status
+from gpunodes.operations.rolling import commands, works
+from gpunodes.operations.rolling.work import Target
 from gpunodes.planner.drift import DriftDifference, MachineDrift
 from gpunodes.planner.kubelet_drift import compare
 from gpunodes.planner.kubelet_layers import FIELDS, Kubelet
+from gpunodes.rollout.record import Disruption, RolloutOutcome
+from gpunodes.rollout.result import MachineRollout, RolloutResult
 from gpunodes.settings import resolve
 from gpunodes.views import drift as view
 
 from tests.hostile import ATTACKS, cluster_report, machine_report
 from tests.stand_ins import Silent
+from tests.unit.operations.test_drift import call
 
 NODES = {"control-1": 1, "worker-1": 2, "worker-2": 3, "foreign": 9}
 INVENTORY = """
@@ -46,7 +53,6 @@ class Playing:
         self.report = report
         self.asked: list[tuple[str, Any]] = []
         self.fields: list[Any] = []
-        self.certificates: list[dict[str, Any]] = []
         self.more: list[tuple[str, str, Mapping[str, Any]]] = []
         monkeypatch.setattr(runner, "run", self.run)
 
@@ -58,12 +64,7 @@ class Playing:
             (
                 "control-1",
                 "status" if play.playbook == "status.yml" else "cluster",
-                {
-                    "cluster": {
-                        **cluster_report(NODES),
-                        **({"certificates": self.certificates} if self.certificates else {}),
-                    }
-                },
+                {"cluster": cluster_report(NODES)},
             ),
             *self.more,
         ]
@@ -145,8 +146,8 @@ def test_what_status_prints(
             assert kinds == ["upgrade", "kubelet", "kubelet", "kubelet", "kubelet"]
         else:
             assert "drift: worker-1: kubelet feature gate AllBeta is false, the settings say true\n" in out
-            assert "`gpunodes up` applies the kubelets' settings" in out
-            assert "rollout apply" not in out
+            assert "`gpunodes rollout apply --kubelets` applies the kubelets' settings" in out
+            assert "`gpunodes rollout apply` applies" not in out
             assert "warning: the settings of 1 kubelet were not read: worker-2 (worker-2: no complete" in out
 
 
@@ -188,13 +189,17 @@ def test_runs_that_apply_it_do_not_read_it(inventory: Inventory, monkeypatch: py
 def test_status_warns_of_certificates_and_shows_who_has_the_virtual_address(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A certificate is warned of in the last 30 days."""
+    """A certificate of any control plane is warned of in the last 30 days."""
     text = inventory.path.read_text().replace("{gpunodes_f", "{gpunodes_control_plane_vip: 10.0.0.9, gpunodes_f")
-    inventory.path.write_text(text)
+    inventory.path.write_text(
+        text.replace("    control-1:\n", "    control-2: {ansible_host: 10.0.0.4}\n    control-1:\n")
+    )
+    both = Inventory(inventory.path)
+    [chosen] = both.select(["control-1"])
+    monkeypatch.setattr(control_planes, "choose", lambda *_, **__: control_planes.Choice(chosen))
     playing = Playing(monkeypatch, NONE)
     ends = {"apiserver": 29, "front-proxy-client": 31}
-    playing.more = [("control-1", "status", {"has_virtual_address": True})]
-    playing.certificates = [
+    reported = [
         {
             "name": name,
             "path": f"/etc/kubernetes/pki/{name}.crt",
@@ -205,14 +210,22 @@ def test_status_warns_of_certificates_and_shows_who_has_the_virtual_address(
         }
         for name, days in ends.items()
     ]
+    playing.more = [
+        ("control-1", "status", {"has_virtual_address": True}),
+        ("control-1", "certificate_ends", {"certificates": reported[1:]}),
+        ("control-2", "certificate_ends", {"certificates": reported}),
+    ]
     monkeypatch.setattr("sys.argv", ["gpunodes", "status", "-i", str(inventory.path)])
     with pytest.raises(SystemExit):
         main()
     out = capsys.readouterr().out
     assert "virtual address 10.0.0.9: control-1\n" in out
-    assert "warning: control-1: the certificate apiserver ends" in out
+    assert "certificates of control-1: front-proxy-client ends first, on " in out
+    assert "certificates of control-2: apiserver ends first, on " in out
+    assert " UTC (29 days)\n" in out
+    assert "warning: control-2: the certificate apiserver ends" in out
     assert "gpunodes certs renew" in out
-    assert "front-proxy-client" not in out
+    assert "warning: control-1" not in out
 
 
 def test_many_equal_kubelets_are_one_line() -> None:
@@ -227,7 +240,7 @@ def test_many_equal_kubelets_are_one_line() -> None:
         "drift: cp-1: an earlier change of its settings is not verified yet",
         "drift: w-0, w-1, w-2 and 497 more: kubelet feature gate AllBeta is not set, the settings say true",
         "`gpunodes rollout apply` applies the control planes' settings",
-        "`gpunodes up` applies the kubelets' settings",
+        "`gpunodes rollout apply --kubelets` applies the kubelets' settings, one node after another",
     ]
     assert len(json.loads(view.document_of(found.machines))["machines"]) == 500
 
@@ -244,3 +257,54 @@ def test_why_a_kubelet_did_not_respond_is_short_and_printable(
     assert all(line.isprintable() for line in lines)
     [warning] = [line for line in lines if "not read" in line]
     assert len(warning) < 500
+
+
+class Rolled(Playing):
+    """The same, and the roll-outs that follow."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, report: object) -> None:
+        super().__init__(monkeypatch, report)
+        self.rollouts: list[tuple[str, list[str], int]] = []
+        monkeypatch.setattr(commands, "roll_out", self.roll_out)
+
+    def roll_out(self, _: Any, machines: Any, work: Any, options: Any, *__: Any) -> RolloutResult:
+        self.rollouts.append((work.name, [machine.name for machine in machines], options.canary))
+        return RolloutResult("id", work.name, [MachineRollout(each.name, RolloutOutcome.DONE) for each in machines])
+
+
+def test_settings_of_kubelets_are_rolled_out_to_those_that_differ(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not to control-1: what a patch of kubeadm says is applied by the next upgrade."""
+    rolled = Rolled(monkeypatch, {**DIFFERENT, "silent": {"control-1": "late"}})
+    code, out, err = call(inventory, monkeypatch, capsys, "--kubelets", "--yes", "--canary", "1", "--json")
+    assert code == ExitCode.DONE
+    assert rolled.rollouts == [("kubelet-settings", ["worker-1", "worker-2"], 1)]
+    outcomes = {each["name"]: each["outcome"] for each in json.loads(out)["machines"]}
+    assert outcomes == {"worker-1": "done", "worker-2": "done", "control-1": "unchanged"}
+    err = " ".join(err.split())
+    assert TEXTS["worker-1"][0] in err
+    assert "warning: the settings of 1 kubelet were not read: control-1" in err
+    rolled.rollouts.clear()
+    code, out, _ = call(inventory, monkeypatch, capsys, "--kubelets", "--dry-run", "worker-2")
+    assert (code, rolled.rollouts) == (ExitCode.DONE, [])
+    assert TEXTS["worker-2"][1] in out
+    assert "worker-1" not in out
+
+
+def test_kubelets_without_drift_and_options_without_effect(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rolled = Rolled(monkeypatch, NONE)
+    code, out, err = call(inventory, monkeypatch, capsys, "--kubelets", "--yes")
+    assert (code, rolled.rollouts) == (ExitCode.DONE, [])
+    assert "3 unchanged" in out
+    assert "have their settings" in err
+    for words in (["--canary", "1"], ["--max-unavailable", "2"], ["--kubelets", "--wait-for-jobs", "1h"]):
+        assert call(inventory, monkeypatch, capsys, "--yes", *words)[0] == ExitCode.WRONG_INPUT
+
+
+def test_the_work_of_kubelets_is_made_again_from_its_record(inventory: Inventory) -> None:
+    work = works.make(InventoryFleet(inventory), "kubelet-settings", {"target": "{{ attack }}"})
+    assert (work.disrupts, work.undoes, work.parameters) == (Disruption.NOTHING, False, {})
+    assert all(work.needed(Target(machine)) for machine in inventory.machines())

@@ -32,8 +32,10 @@ class Ansible:
     def run(self, play: runner.Play, folder: Path, on_event: Callable[[Event], None], *_: Any) -> runner.PlayResult:
         self.plays.append(play)
         for name in play.machines:
-            own = facts(gpu={"functions": []}, hostname=name, time=time.time(), **self.reported.get(name, {}))
-            if play.playbook == "prepare_facts.yml":
+            own = facts(
+                **{"gpu": {"functions": []}, "hostname": name, "time": time.time(), **self.reported.get(name, {})}
+            )
+            if play.playbook in {"prepare_facts.yml", "facts.yml"}:
                 result = {"host_facts": own}
                 on_event(TaskEnded(name, "settings", "Read the machine", Outcome.UNCHANGED, 1.0, result))
             else:
@@ -135,6 +137,36 @@ def test_other_commands_still_need_that_lock(ansible: Ansible, tmp_path: Path, m
         cli.main()
     assert ended.value.code == 1
     assert ansible.plays == []
+
+
+MINT = {"id": "linuxmint", "version": "22", "codename": "wilma", "name": "Linux Mint 22", "like": "ubuntu debian"}
+
+
+@pytest.mark.parametrize("command", ["prepare", "preflight", "gpu plan"])
+def test_a_system_that_is_not_supported_is_treated_as_the_nearest_one_by_an_option(
+    ansible: Ansible, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    machine = "10.0.0.9"
+    ansible.reported[machine] = {"os": {**MINT, "base": "noble"}}
+    if command == "gpu plan":
+        functions = [{"address": "0000:3b:00.0", "vendor": "10de", "device": "1eb8", "class": "030200"}]
+        ansible.reported[machine]["gpu"] = {"functions": functions, "headers": {"running": True, "package": None}}
+    (tmp_path / "hosts.yml").write_text(f"workers: {{hosts: {{{machine}: }}}}\n")
+    # The others need a control plane in an inventory, and take addresses.
+    where = ("-i", str(tmp_path / "hosts.yml")) if command == "prepare" else ("--user", "root")
+
+    def run(*options: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["gpunodes", *command.split(), machine, *where, *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), "".join(capsys.readouterr())
+
+    code, shown = run()
+    assert code == 1, shown
+    code, shown = run("--unsupported-os")
+    assert code == 0, shown
+    given = [(play.variables or {}).get("gpunodes_unsupported_os") for play in ansible.plays]
+    assert given == [None, True] + [True] * (command == "prepare")
 
 
 VERSIONS = """

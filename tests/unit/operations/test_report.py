@@ -54,7 +54,13 @@ class Place:
         self.path.write_text(INVENTORY)
         self.asked: list[str] = []
         self.given: dict[str, Any] = {}
-        gpu = {"functions": [H100, H100], "driver": {"module": "580.95.05", "packages": {}}, "nvswitches": 0}
+        gpu = {
+            "functions": [H100, H100],
+            "driver": {"module": "580.95.05", "packages": {}},
+            "nvswitches": 0,
+            "cuda": {"13.0": "nvidia-repository", "12.8": "runfile"},
+            "cudnn": dict.fromkeys(("libcudnn9-cuda-13", "libcudnn9-dev-cuda-13"), "9.14.0.64-1"),
+        }
         facts = gpu_machine(gpu=gpu, packages={"containerd.io": "2.1.4-1"})
         self.answers: dict[str, Any] = {
             "inspected": (
@@ -122,6 +128,8 @@ def test_a_machine_with_what_every_source_knows_of_it(place: Place) -> None:
     )  # fmt: skip
     assert first.gpus == {"H100 SXM5 80GB": 2}
     assert (first.driver, first.kernel, first.runtime) == ("580.95.05", "6.12.1", "containerd.io 2.1.4-1")
+    assert (first.cuda, first.cudnn) == ("12.8, 13.0", "9.14.0.64-1")
+    assert (second.cuda, second.cudnn) == ("", "")
     assert (second.node_state, second.not_read, second.gpus) == ("no node", "no route", {})
     assert (control.role, control.node_state, control.kubernetes) == ("control_plane", "ready", "v1.36.3")
     assert found.exit_code is ExitCode.DONE

@@ -7,18 +7,20 @@ import dataclasses
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import devices, pools
 from gpunodes.engine import records
-from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.operations.rolling import abandon, running, status
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, status, upgrades
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import record as repair_record
 from gpunodes.repair.policy import Budget
 from gpunodes.rollout import record as recording
 from gpunodes.rollout import state
+from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import Disruption, RolloutOutcome, RolloutRecord, Stage
 from gpunodes.views import rollout as views
 
@@ -34,7 +36,9 @@ def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch, tmp_path)
 
 
-def killed_at_request(place: Fleet, work: MemoryWork, number: int, **options: Any) -> bool:
+def killed_at_request(
+    place: Fleet, work: MemoryWork, number: int, then: Sequence[state.Following] = (), **options: Any
+) -> bool:
     """Roll out, and die at the ``number``-th request that changes the cluster; False if there are not so many.
 
     From then on the API gets nothing of this command: its threads end, and it releases nothing.
@@ -49,7 +53,8 @@ def killed_at_request(place: Fleet, work: MemoryWork, number: int, **options: An
 
     place.api.before = before
     try:
-        roll_out(place, work, **options)
+        result = roll_out(place, work, then=then, **options)
+        following.follow(result, place, lambda *_: None, "test")
     except (Killed, Exception):
         assert dead
     finally:
@@ -81,6 +86,62 @@ def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, mon
         assert "train" not in place.api.pods
         clean(place)
     assert resumed > 20
+
+
+def test_nothing_follows_a_part_that_did_not_end_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, updates = fleet(2), list[int]()
+    first = known(monkeypatch, MemoryWork(place, name="first", failing={"w1": "apply"}))
+    monkeypatch.setattr(following, "_LAST", {state.ADDONS: lambda _: updates.append(1)})
+    result = roll_out(place, first, then=[state.Following(state.ADDONS)], canary=1)
+    assert (result.exit_code, result.then) == (ExitCode.PARTLY, "")
+    found = status.read(place, lambda *_: None)
+    assert "then: add-ons" in views.status(found)
+    assert found.rollout
+    assert found.rollout.options.canary == 1
+    first.failing.clear()
+    assert [each.work for each in following.resume(place, lambda *_: None)] == ["first", state.ADDONS]
+    assert updates == [1]
+    clean(place)
+
+
+def test_a_record_of_what_follows_that_cannot_be_written_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, updates = fleet(1), list[int]()
+    first = known(monkeypatch, MemoryWork(place, name="first"))
+    monkeypatch.setattr(following, "_LAST", {state.ADDONS: lambda _: updates.append(1)})
+    with monkeypatch.context() as broken:
+        broken.setattr(context, "new_id", lambda _: (_ for _ in ()).throw(GpunodesError("no API")))
+        rollout = state.Rollout("id", "first", first.parameters, RolloutOptions(), 1.0, "ann", ["w0"])
+        rollout = dataclasses.replace(rollout, then=[state.Following(state.ADDONS)])
+        with context.opened(place, "test", lambda *_: None) as opened, commands.locked(opened):
+            result = engine.Engine(opened, first, rollout).run()
+    assert (result.exit_code, result.then) == (ExitCode.PARTLY, "")
+    assert result.stopped == "what follows is not begun: no API"
+    assert [each.work for each in following.resume(place, lambda *_: None)] == ["first", state.ADDONS]
+    assert updates == [1]
+    clean(place)
+
+
+def test_the_status_says_what_follows() -> None:
+    """``kubernetes`` is the work of kubelets."""
+    then = [state.Following(upgrades.KUBELETS, {}, [f"w{i}" for i in range(12)]), state.Following(state.ADDONS)]
+    made = state.Rollout("id", upgrades.CONTROL_PLANES, {}, RolloutOptions(), 1.0, "ann", ["cp"], then=then)
+    assert state.parse(made.text()).text() == made.text()
+    shown = views.status(status.RolloutStatus(made))
+    assert "next: cp\nthen: kubelets of 12 machines, add-ons" in shown
+    assert views.status_document(status.RolloutStatus(made))["rollout"]["then"][0]["machines"] == then[0].machines
+    last = made.next("a", 2.0).next("b", 3.0)
+    assert (last.work, last.then, last.options) == (state.ADDONS, [], made.options)
+    assert "next: the network add-on and the device plugin" in views.status(status.RolloutStatus(last))
+
+
+def test_a_record_of_an_earlier_version_has_nothing_that_follows() -> None:
+    made = state.Rollout("id", "os", {}, RolloutOptions(), 1.0, "ann", ["w0"])
+    document = json.loads(made.text())
+    del document["then"]
+    assert state.parse(json.dumps(document)).text() == made.text()
+    for odd in ([{"work": "a b", "parameters": {}, "machines": []}], [{"work": "os"}], "x", [7]):
+        with pytest.raises(ValueError, match="not valid"):
+            state.parse(json.dumps({**document, "then": odd}))
 
 
 @pytest.mark.parametrize("stage", ["prepare", "apply", "verify"])

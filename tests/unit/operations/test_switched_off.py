@@ -189,13 +189,16 @@ def test_the_cluster_state_says_why_a_machine_has_no_node() -> None:
 # Roll-outs
 
 
-def test_a_roll_out_skips_it_and_says_that_it_catches_up() -> None:
+def test_a_roll_out_skips_it_and_says_how_to_include_it() -> None:
     place = scaled(3, ("w1",))
     work = MemoryWork(place)
     result = roll_out(place, work)
     assert {each.machine: (each.outcome, each.why) for each in result.machines} == {
         "w0": (RolloutOutcome.DONE, ""),
-        "w1": (RolloutOutcome.SKIPPED, f"off on purpose: {WORDS}; {INCLUDE}"),
+        "w1": (
+            RolloutOutcome.SKIPPED,
+            f"off on purpose: {WORDS}; {INCLUDE}, or --wake --only w1 with the roll-out",
+        ),
         "w2": (RolloutOutcome.DONE, ""),
     }
     assert result.finished

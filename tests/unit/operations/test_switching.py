@@ -18,10 +18,13 @@ from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.model import Machine as Entry
-from gpunodes.operations import power, switching
+from gpunodes.operations import power, switched_off, switching, waking
 from gpunodes.repair.maintenance import Maintenance
+from gpunodes.repair.policy import Budget
+from gpunodes.repair.switched_off import Switched
+from gpunodes.rollout.record import RolloutOutcome
 
-from tests import repair_fleet
+from tests import repair_fleet, rollout_fleet
 from tests.repair_fleet import Fleet
 
 MARK = "gpunodes.dev/maintenance"
@@ -379,3 +382,38 @@ def test_without_a_cluster_ssh_is_waited_for(bare: Bare, monkeypatch: pytest.Mon
 def test_a_machine_with_a_node_says_that_it_was_waited_for(place: Any) -> None:
     switch(place, "off")
     assert switch(place, "on").waited == "node"
+
+
+# Before a roll-out: --wake
+
+
+def test_machines_that_are_off_on_purpose_are_woken_upgraded_and_left_on(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout_fleet.hurry(monkeypatch, tmp_path)
+    switch(place, "off", "w1")
+    before = rollout_fleet.roll_out(place, rollout_fleet.MemoryWork(place), max_unavailable=Budget(2))
+    assert rollout_fleet.outcomes(before)["w1"] is RolloutOutcome.SKIPPED, "without --wake, as before"
+    place.inventory = None
+    scaled = {"w2": Switched("off", 1.0), "w0": Switched("failed", 1.0)}
+    monkeypatch.setattr(switched_off, "read", lambda _: scaled)
+    off = waking.asleep(place, place.all_machines())
+    assert [each.name for each in off] == ["w1", "w2"], "not w0, which the autoscaler gave up"
+    assert waking.wake(place, off[:1], lambda *_: None) == []
+    work = rollout_fleet.MemoryWork(place)
+    assert set(rollout_fleet.outcomes(rollout_fleet.roll_out(place, work)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w1") == ["prepare", "apply", "verify"]
+    assert (place.controls["w1"].bmc.orders, place.machines["w1"].off) == (["on"], False)
+    rollout_fleet.clean(place)
+
+
+def test_a_machine_that_does_not_start_is_named_and_the_others_are_woken(place: Any) -> None:
+    lines: list[str] = []
+    for name in ("w0", "w1"):
+        switch(place, "off", name)
+    place.controls["w0"].own = False
+    machines = place.all_machines()[:2]
+    assert waking.wake(place, machines, lambda name, text: lines.append(f"{name}: {text}")) == ["w0"]
+    assert any(line.startswith("w0: it is not upgraded: the BMC belongs to another machine") for line in lines)
+    assert place.controls["w0"].bmc.orders == []
+    assert not place.machines["w1"].off

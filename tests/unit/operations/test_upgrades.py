@@ -25,7 +25,7 @@ from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import Disruption, RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
-from gpunodes.rollout.state import Rollout
+from gpunodes.rollout.state import ADDONS, Following, Rollout
 
 
 @pytest.fixture
@@ -94,21 +94,37 @@ class Rolled:
     """Roll-outs that end as ``bad`` says, and the plays that were run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bad: str = "") -> None:
+        self.standing: list[Following] = []
         self.rollouts: list[tuple[str, list[str]]] = []
         self.plays: list[runner.Play] = []
         self._bad = bad
         monkeypatch.setattr(commands, "roll_out", self.roll_out)
         monkeypatch.setattr(runner, "run", self.run)
         monkeypatch.setattr(control_planes, "choose", upgrade_choice)
-        opened = SimpleNamespace(leases=SimpleNamespace(lost=lambda: None))
+        monkeypatch.setattr(commands, "resume", self.resume)
+        opened = SimpleNamespace(leases=SimpleNamespace(lost=lambda: None), report=lambda *_: None)
         monkeypatch.setattr(context, "opened", lambda *_: contextlib.nullcontext(opened))
         monkeypatch.setattr(commands, "locked", self.locked)
         self.is_locked = False
 
-    def roll_out(self, _: Any, machines: list[Machine], work: Any, *__: Any) -> RolloutResult:
-        self.rollouts.append((work.name, [machine.name for machine in machines]))
-        outcome = RolloutOutcome.FAILED if work.name == self._bad else RolloutOutcome.DONE
-        return RolloutResult("id", work.name, [MachineRollout(machine.name, outcome) for machine in machines])
+    def roll_out(self, _: Any, machines: list[Machine], work: Any, *more: Any) -> RolloutResult:
+        self.standing = list(more[3])
+        return self._done(work.name, [machine.name for machine in machines])
+
+    def resume(self, fleet: Any, _: Any, __: str, last: commands.LastParts) -> RolloutResult:
+        now = self.standing.pop(0)
+        if now.work not in last:
+            assert works.make(fleet, now.work, now.parameters).parameters == {"target": "1.36.3"}
+            return self._done(now.work, list(now.machines))
+        with self.locked(None):
+            last[now.work](SimpleNamespace(fleet=fleet, report=lambda *_: None, leases=SimpleNamespace(lost=None)))  # type: ignore[arg-type]  # a stand-in
+        return RolloutResult("id", now.work, [])
+
+    def _done(self, work: str, names: list[str]) -> RolloutResult:
+        self.rollouts.append((work, names))
+        outcome = RolloutOutcome.FAILED if work == self._bad else RolloutOutcome.DONE
+        then = self.standing[0].work if self.standing and work != self._bad else ""
+        return RolloutResult("id", work, [MachineRollout(name, outcome) for name in names], then=then)
 
     @contextlib.contextmanager
     def locked(self, _: Any) -> Iterator[str]:
@@ -166,8 +182,8 @@ def test_a_rollback_of_a_control_plane_is_refused_before_anything(
 
 
 def test_every_command_that_drains_nodes_for_a_roll_out_has_all_its_options() -> None:
-    """`rollout apply` drains nothing, and control planes are one at a time."""
-    wanted = {"--wait-for-jobs", "--canary", "--soak", "--max-unavailable", "--only", "--yes"}
+    """`rollout apply` drains nothing, but it has them, too: some are refused there."""
+    wanted = {"--wait-for-jobs", "--canary", "--soak", "--max-unavailable", "--only", "--wake", "--yes"}
     folder = Path(cli.__file__).parent
     found = {path for path in folder.rglob("*.py") if "rollout_options.request(" in path.read_text()}
     assert {str(path.relative_to(folder)) for path in found} == {
@@ -177,10 +193,11 @@ def test_every_command_that_drains_nodes_for_a_roll_out_has_all_its_options() ->
         ),
         *(f"upgrade/{name}.py" for name in ("rollback", "start")),
     }
-    for path in found - {folder / "rollout/apply.py"}:
+    for path in found:
         name = ".".join(path.relative_to(folder).with_suffix("").parts)
         command = importlib.import_module(f"gpunodes.cli.{name}").command
         assert wanted <= {option for parameter in command.params for option in parameter.opts}, name
+        assert "rollout_options.wake(" in path.read_text(), name
 
 
 def test_control_planes_come_before_kubelets_and_the_add_ons_last(
@@ -207,6 +224,18 @@ def test_what_is_left_out_keeps_the_add_ons(inventory: Inventory, monkeypatch: p
     _roll(inventory, _plan(*NODES), only=("w-1",))
     assert rolled.rollouts == [(upgrades.KUBELETS, ["w-1"])]
     assert not rolled.plays
+
+
+def test_the_first_record_has_all_that_follows(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a command that was killed anywhere is resumed to the end, with the machines that --only chose."""
+    rolled = Rolled(monkeypatch, bad=upgrades.CONTROL_PLANES)
+    _roll(inventory, _plan(*CONTROLS, *NODES))
+    assert rolled.standing == [
+        Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "cp-2", "w-1", "w-2"]),
+        Following(ADDONS),
+    ]
+    _roll(inventory, _plan(*CONTROLS, *NODES), only=("cp-1", "w-2"))
+    assert rolled.standing == [Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "w-2"])]
 
 
 @pytest.mark.parametrize(
@@ -273,6 +302,15 @@ def test_the_question_and_the_backup_are_about_what_is_done(
     assert (ended.value.code, len(made)) == (ExitCode.DONE, backups)
     assert [asked in each for each in questions] == ([True] if asked else [])
     assert bool(rolled.plays) is (not only), "the add-ons follow when all machines have the version"
+
+
+@pytest.mark.parametrize("work", [upgrades.CONTROL_PLANES, upgrades.KUBELETS, ADDONS])
+def test_every_part_of_an_upgrade_is_resumed_by_it(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    began = Rollout("id", work, {}, RolloutOptions(), 1.0, "ann")
+    monkeypatch.setattr(status, "read", lambda *_: status.RolloutStatus(began, "", {}, (), ""))
+    upgrade.check_unfinished(InventoryFleet(inventory), lambda *_: None)
 
 
 @pytest.mark.parametrize("work", ["", upgrades.SYSTEM])

@@ -1,8 +1,10 @@
-"""All combinations of cards, systems and requests: no plan breaks a row of the tables, no request is ignored.
+"""Cards, systems and requests in combination: no plan breaks a row of the tables, no request is ignored.
 
-Cards, systems, sources, branches, CUDA and cuDNN versions limit each other: every combination of them is planned. Boot
-settings, kernels, NVSwitches, runtimes, feature gates and Kubernetes versions come by pairs: every value of each of
-them meets every value of each other dimension, which the test checks.
+Generations of cards, systems, sources, branches and CUDA versions limit each other: every combination of all that the
+tables have is planned, and beside them a branch and a version that no table has. cuDNN versions meet every combination
+of generation, system and source with a branch, and with a CUDA version. Boot settings, kernels, NVSwitches, runtimes,
+feature gates and Kubernetes versions come by pairs: every value of each of them meets every value of each other
+dimension. The test checks that all of these meet.
 
 An oracle, independent of the planner, determines from the tables alone whether a plan is possible: the planner must
 return a plan in exactly these cases, and each plan is checked against every row again.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -43,9 +46,14 @@ CARDS = {
 ARM = {"GH200", "GB300"}
 SYSTEMS = [f"{row['id']} {row['version']}" for row in tables.read("systems")["system"]]
 LIKE_RHEL = {"rocky 9", "almalinux 9", "centos 9"}
-BRANCHES = ["", "535", "570", "580", "595", "999"]
+BRANCHES = ["", *(row["name"] for row in tables.read("drivers")["branch"]), "999"]
 SOURCES = ["", "nvidia", "distribution"]
-CUDAS: list[tuple[str, ...]] = [(), ("11.8",), ("12.4",), ("13.4",), ("12.8", "13.0"), ("14.9",)]
+CUDAS: list[tuple[str, ...]] = [
+    (),
+    *((minor,) for row in tables.read("cuda")["cuda"] for minor in row["minors"]),
+    ("12.8", "13.0"),
+    ("14.9",),
+]
 CUDNNS = ["", "9", "9.12", "9.10", "9.0", "8"]
 BOOTS: list[dict[str, Any]] = [
     {"secure_boot": False},
@@ -62,6 +70,7 @@ KERNELS = {
 GATES: list[dict[str, bool]] = [{}, {"ResourceHealthStatus": False}, {"Accelerators": True}]
 KUBERNETES = [row["version"] for row in tables.read("kubernetes")["minor"]]
 SWITCHES = [0, 6]
+REQUESTED: tuple[Sequence[Any], ...] = (SOURCES, BRANCHES, CUDAS, CUDNNS)
 
 Row = Mapping[str, Any]
 
@@ -244,7 +253,7 @@ def hold_against_the_rows(made: Plan, system: str, facts: Row, requested: Reques
 
 
 @functools.cache
-def by_pairs(*sizes: int) -> list[tuple[int, ...]]:
+def by_pairs(*sizes: int) -> tuple[tuple[int, ...], ...]:
     """Rows of positions in dimensions of these sizes: few, but with every pair of positions in every two dimensions."""
 
     def pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
@@ -256,7 +265,25 @@ def by_pairs(*sizes: int) -> list[tuple[int, ...]]:
     while missing:
         rows.append(max(every, key=lambda row: len(pairs(row) & missing)))
         missing -= pairs(rows[-1])
-    return rows
+    return tuple(rows)
+
+
+@functools.cache
+def requests(rows: tuple[tuple[int, ...], ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Positions in REQUESTED, each with one of ``rows``: every source, branch and CUDA version in combination."""
+    sizes = tuple(map(len, REQUESTED))
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for source, branch, cuda in itertools.product(*map(range, sizes[:3])):
+        # Neighbours have another cuDNN version, and another row: the checks below say what meets what.
+        cudnn = (source + branch - cuda) % sizes[3]
+        row = rows[(source * sizes[1] + branch + cuda) % len(rows)]
+        found.append(((source, branch, cuda, cudnn), row))
+    for others in ((0, 1), (0, 2)):
+        met = {tuple(positions[at] for at in (*others, 3)) for positions, _ in found}
+        assert len(met) == math.prod(sizes[at] for at in (*others, 3)), "cuDNN did not meet them all"
+    met_rows = {(*each, row) for positions, row in found for each in enumerate(positions)}
+    assert len(met_rows) == len(rows) * sum(sizes), "a value of the request did not meet a row of the pairs"
+    return found
 
 
 def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
@@ -264,16 +291,10 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
     made = refused = 0
     gens = rows_of(cards)
     arch = "aarch64" if ARM & set(cards) else "x86_64"
-    whole: tuple[Sequence[Any], ...] = (SOURCES, BRANCHES, CUDAS, CUDNNS)
     kernels = KERNELS.get(system, ["6.8.0-45-generic"])
     paired: tuple[Sequence[Any], ...] = (RUNTIMES, GATES, SWITCHES, BOOTS, kernels, KUBERNETES)
-    rows = by_pairs(*map(len, paired))
-    met = set()
-    for number_, request in enumerate(itertools.product(*(range(len(values)) for values in whole))):
-        # The rows shift by one with every value before cuDNN's, so that each value meets each row: checked below.
-        row = rows[(number_ + number_ // len(CUDNNS)) % len(rows)]
-        met |= {(dimension, value, row) for dimension, value in enumerate(request)}
-        source, branch, cuda, cudnn = (values[at] for values, at in zip(whole, request, strict=True))
+    for positions, row in requests(by_pairs(*map(len, paired))):
+        source, branch, cuda, cudnn = (values[at] for values, at in zip(REQUESTED, positions, strict=True))
         runtime, gates, switches, boot, kernel, kubernetes = (
             values[at] for values, at in zip(paired, row, strict=True)
         )
@@ -295,7 +316,6 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
             assert not possible_choices or "Accelerators" in gates, (result, requested)
             assert all(isinstance(each, Problem) and each.found and each.wanted and each.remedy for each in result)
             assert len(set(result)) == len(result)
-    assert len(met) == len(rows) * sum(map(len, whole)), "a value of the request did not meet a row of the pairs"
     return made, refused
 
 
@@ -310,6 +330,12 @@ def test_every_card_with_every_request(system: str) -> None:
 def test_cards_of_two_generations(cards: tuple[str, ...]) -> None:
     for system in ("debian 13", "ubuntu 24.04"):
         walk(cards, system)
+
+
+def test_every_generation_has_a_card() -> None:
+    assert {rows_of((card,))[0]["name"] for card in CARDS} == {
+        row["name"] for row in tables.read("drivers")["generation"]
+    }
 
 
 @pytest.mark.parametrize("name", ["gpus", "drivers", "cuda", "toolkit", "gates"])

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from gpunodes import settings
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role, Severity
-from gpunodes.planner import reports, tables, upgrade, upgrade_checks
-from gpunodes.planner.upgrade_model import Part, Subject, UpgradePlan
+from gpunodes.planner import reports, tables, upgrade, upgrade_checks, versions
+from gpunodes.planner.upgrade_model import Part, Subject, UpgradePlan, image_parts
 
 from tests.hostile import ATTACKS
 
+ROLES = Path(__file__).parents[3] / "roles"
 OWN: dict[str, Any] = {
     "kubeadm": "1.35.4",
     "kubelet": "1.35.4",
@@ -274,6 +278,56 @@ def test_a_registry_that_does_not_say_is_a_warning() -> None:
     [finding] = plan.findings
     assert (finding.machine, finding.severity) == ("worker-1", Severity.WARNING)
     assert "the images of 1.36.3 is unknown: https://mirror.example: timed out" in finding.problem.found
+
+
+PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
+DRA = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:v0.4.0"
+
+
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("ghcr.io/flannel-io/flannel:v0.25.7", "flannel is v0.25.7"),
+        (f"mirror.example:5000/{PLUGIN}@sha256:{'a' * 64}", "k8s-device-plugin is v0.17.1"),
+        (DRA, "dra-driver-nvidia-gpu is v0.4.0"),
+        ("ghcr.io/flannel-io/flannel:v0.28.10", ""),
+        (f"nvcr.io/nvidia/k8s-device-plugin@sha256:{'a' * 64}", ""),
+        ("site.example/flannel-like:v0.1.0", ""),
+    ],
+)
+def test_an_old_add_on_is_a_warning_before_anything(image: str, words: str) -> None:
+    controls = (subject(name, Role.CONTROL_PLANE, **with_cluster(addons=[image])) for name in ("cp-1", "cp-2"))
+    plan = planned("1.36", *controls)
+    assert plan.possible
+    assert [(each.machine, each.check, each.severity, each.problem.found) for each in plan.findings] == (
+        [("cluster", "add-ons", Severity.WARNING, words)] if words else []
+    )
+    [shown] = [each for each in plan.components if each.name not in {"etcd", "CoreDNS", "kube-proxy"}]
+    assert bool(shown.target) is bool(words), "an older one gets a version that the minor is known to work with"
+    for finding in plan.findings:
+        assert "with Kubernetes 1.36" in finding.problem.wanted
+        assert "`gpunodes addon upgrade`" in finding.problem.remedy
+
+
+def test_add_ons_of_an_untested_minor_are_not_said_to_have_run() -> None:
+    own = with_cluster(addons=[PLUGIN])
+    [finding] = planned("1.37", to_37("cp-1", "3.6.8-0", **own), version="1.36.3").findings
+    assert "none was run on machines" in finding.problem.wanted
+
+
+def test_the_add_ons_of_this_gpunodes_fit_every_minor() -> None:
+    """Else the remedy, `gpunodes addon upgrade`, would not help."""
+    given = settings.resolve({})
+    wired = yaml.safe_load((ROLES / "settings/vars/main.yml").read_text())
+    own = [
+        wired["settings_network_images"]["flannel"]["daemon"],
+        *(given[f"gpunodes_{name}_image"] for name in ("device_plugin", "dra_driver")),
+    ]
+    rows = tables.read("upgrades")["addons"]
+    assert [row["minor"] for row in rows] == list(versions.minors())
+    for row in rows:
+        assert {name for name, _ in map(image_parts, own)} == set(row) - {"minor"}
+        assert upgrade_checks.old_addons(f"{row['minor']}.1", own) == {}
 
 
 def test_images_of_another_version_say_nothing() -> None:

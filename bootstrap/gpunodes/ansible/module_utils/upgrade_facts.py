@@ -31,6 +31,8 @@ _MOST = 200
 """Deprecated APIs that are reported."""
 _RELEASE = re.compile(r"[1-9]\d?\.\d{1,3}")
 _NAME = re.compile(r"[A-Za-z0-9./:_@-]{0,300}")
+_GPU_PODS = "name in (nvidia-device-plugin-ds,nvidia-dra-driver)"
+"""The pods of the device plugin, and of the driver for dynamic resource allocation."""
 _DEPRECATED = "apiserver_requested_deprecated_apis{"
 
 
@@ -213,7 +215,7 @@ def _sorted(found: Mapping[str, set[str]]) -> dict[str, list[str]]:
 def _cluster(client: Client) -> dict[str, Any]:
     """The cluster of this control plane. Values of another form, which a user may have set, become ""."""
     pods = client.get(NETWORK_PODS, labelSelector=NETWORK_LABEL)["items"]
-    pods += client.get(f"{kube_api.SYSTEM}/pods", labelSelector="name=nvidia-device-plugin-ds")["items"]
+    pods += client.get(f"{kube_api.SYSTEM}/pods", labelSelector=_GPU_PODS)["items"]
     images = {str(each.get("image")) for pod in pods for each in pod["spec"].get("containers", ())}
     return {
         "configured": versions.configured(client),

@@ -11,27 +11,30 @@ from gpunodes.errors import ExitCode
 
 
 @click.command()
+@click.option("--dry-run", is_flag=True, help="Show what would be changed; change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @common.ansible_options
 @options.json_option
-def command(yes: bool, inventory_path: Path, as_json: bool) -> int:
+def command(dry_run: bool, yes: bool, inventory_path: Path, as_json: bool) -> int:
     """Remove the autoscaler; machines stay as they are.
 
     The passwords of BMCs are removed from the cluster. A machine that is off comes back by `gpunodes power NAME on` and
-    `gpunodes join NAME`.
+    `gpunodes join NAME`. Exit code 3 if a control plane does not respond: its image stays until the same command was
+    run again.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked
     from gpunodes.operations.autoscale import commands
     from gpunodes.views import autoscale as view_of
 
-    terminal.check_confirmable("autoscale down", yes=yes)
+    if not dry_run:
+        terminal.check_confirmable("autoscale down", yes=yes)
     fleet = InventoryFleet(checked.inventory(inventory_path, checked.Needs.CLUSTER))
-    terminal.confirm("machines that are off stay off", yes=yes)
-    before = commands.down(fleet, rollout_options.lines())
-    off = [each.node for each in before.machines if each.phase != "on"]
+    if not dry_run:
+        terminal.confirm("machines that are off stay off", yes=yes)
+    before = commands.down(fleet, rollout_options.lines(), dry_run=dry_run)
     if as_json:
         terminal.echo(view_of.document_of(before))
     else:
-        terminal.line(f"removed; not on: {', '.join(off)}" if off else "removed")
-    return ExitCode.DONE
+        terminal.report(view_of.status(before) if dry_run else view_of.removed(before))
+    return ExitCode.PARTLY if before.left_out else ExitCode.DONE

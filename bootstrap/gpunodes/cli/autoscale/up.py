@@ -20,7 +20,8 @@ def command(dry_run: bool, yes: bool, inventory_path: Path, as_json: bool) -> in
 
     For the pools of the setting gpunodes_pools that have a max. Kubernetes' cluster-autoscaler decides, and a power
     server beside it orders the machines' BMCs. Their passwords are stored in a Secret of the cluster. Run the same
-    command again after a change of settings, of passwords or of machines.
+    command again after a change of settings, of passwords or of machines. Exit code 3 if a control plane does not
+    respond: the power server cannot run there until the same command was run again.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked
@@ -46,4 +47,4 @@ def command(dry_run: bool, yes: bool, inventory_path: Path, as_json: bool) -> in
         terminal.echo(view_of.document_of(found))
     else:
         terminal.report(view_of.status(found))
-    return ExitCode.DONE
+    return ExitCode.PARTLY if found.left_out else ExitCode.DONE

@@ -20,6 +20,7 @@ from gpunodes.views import text
 @common.ansible_options
 @common.version_option
 @common.gpu_options
+@common.unsupported_os_setting
 @click.option(
     "--driver-source",
     type=click.Choice(["nvidia", "distribution", "existing"]),

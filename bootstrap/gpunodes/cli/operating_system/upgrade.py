@@ -50,6 +50,7 @@ def command(
     fleet = InventoryFleet(inventory)
     chosen = rollout_options.select(inventory, machines, rollout_flags)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
+    rollout_options.wake(fleet, chosen, rollout_flags, report)
     reboots, view = reboot == "if-needed", text.progress()
     try:
         plan = os_plan.run(inventory, chosen, view, security=security)

@@ -38,6 +38,7 @@ def command(
     fleet = InventoryFleet(inventory)
     chosen = rollout_options.select(inventory, machines, rollout_flags)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
+    rollout_options.wake(fleet, chosen, rollout_flags, report)
     view = text.progress()
     try:
         plan = runtime_plan.run(inventory, chosen, view)

@@ -32,6 +32,7 @@ def command(
     chosen = rollout_options.select(inventory, machines, rollout_flags)
     upgrade.check_workers(chosen)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
+    rollout_options.wake(fleet, chosen, rollout_flags, report)
     terminal.confirm(f"{len(chosen)} workers are drained and get their earlier kubelet", yes=rollout_flags.yes)
     work = upgrades.Rollback(inventory)
     return rollout_options.show(

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunodes.cli import common, options, rollout_options, terminal
-from gpunodes.errors import ExitCode, WrongInput
+from gpunodes.errors import WrongInput
 
 if TYPE_CHECKING:
     from gpunodes.inventory import Inventory
     from gpunodes.planner.upgrade_model import UpgradePlan
-    from gpunodes.rollout.result import RolloutResult
 
 
 @click.command()
 @click.argument("target", required=False)
 @click.option("--no-backup", is_flag=True, help="Do not write a backup of etcd into the current folder first.")
-@click.option("--resume", is_flag=True, help="Continue the unfinished roll-out of an upgrade as it began.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished upgrade as it began, to its end.")
 @rollout_options.rollout_options
 @common.ansible_options
 @options.json_option
@@ -38,11 +37,13 @@ def command(
     verified and given back. It stops at the first failure; a worker whose upgrade failed gets its older kubelet back. A
     node that cannot be drained is given back as it was, and the others go on.
 
-    Exit code 3 when it did not end well on all machines: run the same command again.
+    Exit code 3 when it did not end well on all machines: `gpunodes upgrade --resume` continues. If nothing is left to
+    resume, run the same command again for machines that were skipped.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.operations import checked, upgrade
-    from gpunodes.operations.rolling import commands
+    from gpunodes.operations import checked, upgrade, upgrade_plan
+    from gpunodes.operations.rolling import following
+    from gpunodes.rollout.state import ADDONS
 
     if bool(target) == resume or (resume and rollout_flags.changes):
         raise WrongInput(
@@ -55,13 +56,15 @@ def command(
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
     fleet = InventoryFleet(inventory)
     if resume:
-        # Only its machines: --only may have left others out.
         upgrade.check_unfinished(fleet, report)
-        resumed = commands.resume(fleet, report, "upgrade --resume")
-        terminal.line("run `gpunodes upgrade` with the version for what this roll-out left out", err=True)
-        return _show([resumed], as_json=as_json)
+        resumed = following.resume(fleet, report, "upgrade --resume")
+        if all(each.work != ADDONS for each in resumed):
+            # It stopped, or its --only left machines out, and the add-ons come after the last machine.
+            terminal.line("run `gpunodes upgrade` with the version for what this roll-out left out", err=True)
+        return rollout_options.show_all(resumed, as_json=as_json)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
     machines = rollout_options.select(inventory, (), rollout_flags)
+    rollout_options.wake(fleet, machines, rollout_flags, report)
     plan = _plan(inventory, str(target))
     if behind := {step.machine for step in plan.steps} & {machine.name for machine in machines}:
         many = f"{len(behind)} machines are" if len(behind) > 1 else f"{next(iter(behind))} is"
@@ -72,7 +75,11 @@ def command(
     elif not plan.steps:
         what = f"all machines have {plan.target}; the add-ons get the versions of this gpunodes, if they are older"
         terminal.confirm(what, yes=rollout_flags.yes)
-    return _show(upgrade.roll_out(fleet, plan, machines, wanted, report), as_json=as_json)
+    done = upgrade.roll_out(fleet, plan, machines, wanted, report)
+    for finding in plan.findings:
+        if finding.check == upgrade_plan.OFF:
+            terminal.line(f"{finding.machine} was left out: {finding.problem.found}", err=True)
+    return rollout_options.show_all(done, as_json=as_json, none="nothing to upgrade")
 
 
 def _plan(inventory: Inventory, target: str) -> UpgradePlan:
@@ -99,19 +106,3 @@ def _back_up(inventory: Inventory) -> None:
 
     saved = backup.run(inventory, None, "", lambda line: terminal.line(line, err=True))
     terminal.line(f"backup: {saved.path}", err=True)
-
-
-def _show(results: list[RolloutResult], *, as_json: bool) -> int:
-    from gpunodes.views import document
-    from gpunodes.views import rollout as views
-
-    code = next((result.exit_code for result in results if result.exit_code is not ExitCode.DONE), ExitCode.DONE)
-    if as_json:
-        rollouts = [views.document(result) for result in results]
-        terminal.echo(document.dump({"schema": "gpunodes.upgrade/1", "exit_code": int(code), "rollouts": rollouts}))
-        return int(code)
-    for result in results:
-        rollout_options.show(result, as_json=False)
-    if not results:
-        terminal.line("nothing to upgrade")
-    return int(code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet, repair_settings
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
-from gpunodes.model import Event, Machine, Severity, TaskEnded
+from gpunodes.model import Event, Machine, Severity, TaskEnded, printable
 from gpunodes.operations import registration
 from gpunodes.operations.autoscale.gathering import Gathered, cluster_settings, gather
 from gpunodes.operations.autoscale.objects import Objects
@@ -62,7 +62,9 @@ class AutoscaleStatus:
     """min, max, and how many machines are on."""
     machines: Sequence[ScaledMachineStatus] = field(default_factory=list)
     changes: Sequence[str] = field(default_factory=list)
-    """What `autoscale up` changes, with --dry-run."""
+    """What `autoscale up` or `down` changes, with --dry-run."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Control planes that do not respond, and why: their runtimes are as they were, and another run completes them."""
 
     @property
     def healthy(self) -> bool:
@@ -105,10 +107,10 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
     with _connected(fleet, "autoscale up") as (objects, _):
         report("", "writing the plan, and installing the autoscaler on the control planes")
         objects.write_plan(gathered.plan, gathered.passwords)
-        _run(fleet, autoscale.role_pools(given, gathered.plan), archive, state="present")
+        left_out = _run(fleet, autoscale.role_pools(given, gathered.plan), archive, state="present")
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
         _wait(objects, gathered)
-        return _status(objects)
+        return replace(_status(objects), left_out=left_out)
 
 
 def status(fleet: InventoryFleet) -> AutoscaleStatus:
@@ -117,19 +119,24 @@ def status(fleet: InventoryFleet) -> AutoscaleStatus:
         return _status(objects)
 
 
-def down(fleet: InventoryFleet, report: Report) -> AutoscaleStatus:
+def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> AutoscaleStatus:
     """Remove the autoscaler; machines stay as they are. Returns its last status.
 
-    The states stay while a machine is off, so that `gpunodes health` knows why.
+    The states stay while a machine is off, so that `gpunodes health` knows why. The plan stays while a control plane is
+    left out: another run finds it, and completes the removal.
     """
     with _connected(fleet, "autoscale down") as (objects, _):
         before = _status(objects)
+        if dry_run:
+            return replace(before, changes=_removals(before))
         report("", "removing the autoscaler")
-        _run(fleet, {}, None, state="absent")
-        objects.delete_plan()
-        if all(each.phase == Phase.ON for each in before.machines):
-            objects.delete_states()
-    return before
+        left_out = _run(fleet, {}, None, state="absent")
+        objects.delete_passwords()
+        if not left_out:
+            objects.delete_plan()
+            if all(each.phase == Phase.ON for each in before.machines):
+                objects.delete_states()
+    return replace(before, left_out=left_out)
 
 
 def _archive(given: Mapping[str, Any]) -> Path | None:
@@ -165,9 +172,13 @@ def _register(fleet: InventoryFleet, machines: Sequence[Machine], view: RunView)
         )
 
 
-def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, *, state: str) -> None:
-    """Run the playbook on all control planes; raises GpunodesError with the first cause."""
-    control = control_planes.choose(fleet.inventory).machine
+def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, *, state: str) -> dict[str, str]:
+    """Run the playbook on the control planes that respond; raises GpunodesError with the first cause.
+
+    Returns the others that lack something for it, with why they do not respond.
+    """
+    choice = control_planes.choose(fleet.inventory, every=True)
+    silent = {name: printable(why) for name, why in choice.failures}
     failures: list[TaskEnded] = []
 
     def on_event(event: Event) -> None:
@@ -179,8 +190,8 @@ def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, 
         "autoscaler_archive": str(archive or ""),
         "autoscaler_pools": pools,
     }
-    names = [each.name for each in fleet.inventory.control_planes()]
-    play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=control.name)
+    names = [each.name for each in control_planes.responding(fleet.inventory, choice)]
+    play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=choice.machine.name)
     ended = runner.run(play, journal.open_run("autoscale"), on_event)
     if ended.interrupted:
         raise Interrupted
@@ -189,6 +200,8 @@ def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, 
         raise GpunodesError(
             cause, "an autoscaler that is installed whole", f"run the same command again; the log is {ended.log}"
         )
+    # An image of a registry is pulled when a pod needs it.
+    return silent if archive or state == "absent" else {}
 
 
 def _wait(objects: Objects, gathered: Gathered) -> None:
@@ -259,3 +272,12 @@ def _changes(gathered: Gathered, nodes: Mapping[str, SeenNode]) -> list[str]:
     if gathered.plan["jumps"]:
         found.append("the keys for jump hosts before its BMCs leave this controller, into the same Secret")
     return found
+
+
+def _removals(before: AutoscaleStatus) -> list[str]:
+    found = [f"{each.node}: it stays as it is, {each.phase}" for each in before.machines if each.phase != Phase.ON]
+    return [
+        "the autoscaler and the power server are removed from the control planes",
+        "the plan, and the passwords and keys for BMCs, are deleted from the cluster",
+        *found,
+    ]

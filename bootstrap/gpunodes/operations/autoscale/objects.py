@@ -39,9 +39,12 @@ class Objects(Store):
         return document if isinstance(document, dict) else None
 
     def delete_plan(self) -> None:
-        """Delete both."""
-        for kind, name in (("secrets", PASSWORDS), ("configmaps", PLAN)):
-            self._delete(f"{_CORE}/{kind}/{name}")
+        """Delete the plan."""
+        self._delete(f"{_CORE}/configmaps/{PLAN}")
+
+    def delete_passwords(self) -> None:
+        """Delete the passwords of BMCs, and the keys for jump hosts."""
+        self._delete(f"{_CORE}/secrets/{PASSWORDS}")
 
     def is_running(self) -> bool:
         """Whether a pod of the autoscaler is ready."""

@@ -26,12 +26,14 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> lis
     if ended.interrupted:
         raise Interrupted
     tracker.check_controller(ended)
+    return reported(tracker, names, "" if ended.ok else ended.error_text)
+
+
+def reported(tracker: Tracker, names: Sequence[str], error: str) -> list[MachineCertificates]:
+    """What these machines reported in a run; ``error`` is the run's, for a machine without a failure of its own."""
     found = tracker.answers.get("certificates", {})
     causes = {name: events.cause(failure) for name, failure in tracker.failures.items()}
-    return [
-        assemble(name, found.get(name), causes.get(name) or ("" if ended.ok else ended.error_text), time.time())
-        for name in names
-    ]
+    return [assemble(name, found.get(name), causes.get(name) or error, time.time()) for name in names]
 
 
 def assemble(name: str, report: object, cause: str, now: float) -> MachineCertificates:

@@ -18,7 +18,7 @@ from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.operations import phases
+from gpunodes.operations import phases, preflight
 from gpunodes.operations.etcd import archive
 from gpunodes.operations.run import Operation
 
@@ -75,6 +75,19 @@ class Source:
 
         if self._read(write) != backup:
             raise WrongInput(f"{self.path} has changed", "a file that stays as it is", "run the command again")
+
+
+def check_all_respond(seen: preflight.Inspection) -> None:
+    """Raise GpunodesError unless all control planes responded: an etcd that still runs would be a second cluster."""
+    silent = {each.name: each.unreachable for each in seen.candidates if each.facts is None}
+    if silent:
+        [first, *_] = silent
+        raise GpunodesError(
+            f"{', '.join(silent)} cannot be read: {first}: {silent[first] or 'it did not report its facts'}",
+            "all control planes of the inventory: an etcd that still runs on one of them would be a second cluster",
+            "start them; those that are gone for good: switch them off, take them out of the inventory, and run the "
+            "same command again (`gpunodes help --page backup`); nothing was changed",
+        )
 
 
 def upload(inventory: Inventory, source: Source, backup: archive.Backup, progress: Callable[[str], None]) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpunodes.engine.fleet import Fleet
 from gpunodes.engine.leases.holders import user_at_host
@@ -18,36 +16,53 @@ from gpunodes.operations.rolling.work import Work
 from gpunodes.rollout import state
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.result import RolloutResult
-from gpunodes.rollout.state import Rollout
+from gpunodes.rollout.state import Following, Rollout
+
+LastParts = Mapping[str, Callable[[RolloutCommand], None]]
+"""What can follow a roll-out and concerns no single machine, by its name in records; raises GpunodesError."""
 
 
 def roll_out(
-    fleet: Fleet, machines: Sequence[Machine], work: Work, options: RolloutOptions, report: Report, command: str
+    fleet: Fleet,
+    machines: Sequence[Machine],
+    work: Work,
+    options: RolloutOptions,
+    report: Report,
+    command: str,
+    then: Sequence[Following] = (),
 ) -> RolloutResult:
     """Roll a work out to ``machines``; returns when it has ended on all, or no further machine can be begun.
 
-    ``command`` is the command as it is typed. Raises GpunodesError before anything is changed: if another roll-out runs
+    ``command`` is the command as it is typed. If it ends well, the record of the first of ``then`` replaces its own,
+    for ``resume`` (``following.py``). Raises GpunodesError before anything is changed: if another roll-out runs
     or is unfinished, the control plane does not respond, or the record is too long.
     """
     with context.opened(fleet, command, report) as opened, locked(opened) as text:
         check_finished(text)
         order = _ordered(machines)
         rollout = Rollout(
-            id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{work.name}-{secrets.token_hex(3)}",
+            id=context.new_id(work.name),
             work=work.name,
             parameters=dict(work.parameters),
             options=options,
             started=float(int(opened.now())),
             by=user_at_host(),
             waiting=[machine.name for machine in order],
+            then=then,
         )
         return Engine(opened, work, rollout).run()
 
 
-def resume(fleet: Fleet, report: Report, command: str = "rollout resume") -> RolloutResult:
+def resume(
+    fleet: Fleet, report: Report, command: str = "rollout resume", last: LastParts | None = None
+) -> RolloutResult:
     """Go on with the roll-out that stands in the cluster; raises as ``roll_out``, and WrongInput if there is none."""
     with context.opened(fleet, command, report) as opened, locked(opened) as text:
         rollout = recorded(text)
+        if last and rollout.work in last:
+            last[rollout.work](opened)
+            opened.leases.release_rollout(keep=False)
+            return RolloutResult(rollout.id, rollout.work, [])
         work = works.make(fleet, rollout.work, rollout.parameters)
         order = [machine.name for machine in _ordered(list(opened.machines.values()))]
         gone = [name for name in rollout.machines if name not in opened.machines and name not in rollout.done]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +55,11 @@ class RolloutCommand:
     def is_control_plane(self, name: str) -> bool:
         """Whether a machine is a control plane by the inventory."""
         return name in self.machines and self.machines[name].role is Role.CONTROL_PLANE
+
+
+def new_id(work: str) -> str:
+    """The id of a new roll-out."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{work}-{secrets.token_hex(3)}"
 
 
 def time_limits(settings: Mapping[str, Any]) -> TimeLimits:

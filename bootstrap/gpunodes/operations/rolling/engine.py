@@ -18,7 +18,7 @@ from gpunodes.errors import GpunodesError, sentence
 from gpunodes.health.model import State
 from gpunodes.operations import cluster_state, switched_off
 from gpunodes.operations.cluster_state import ClusterState
-from gpunodes.operations.rolling import unfinished
+from gpunodes.operations.rolling import context, unfinished
 from gpunodes.operations.rolling.context import RolloutCommand
 from gpunodes.operations.rolling.running import Running
 from gpunodes.operations.rolling.work import Target, Work
@@ -48,6 +48,7 @@ class Engine:
         self._idle_since = 0.0
         self._reported: dict[str, str] = {}
         self._interrupted = False
+        self._then = ""
 
     def run(self, *, resumed: bool = False) -> RolloutResult:
         """Work until no further machine can be begun."""
@@ -214,7 +215,7 @@ class Engine:
     def _candidate(self, name: str, found: ClusterState) -> RolloutCandidate:
         node, why = found.machines[name]
         if name in found.off:
-            why = switched_off.left_out(name, why)
+            why = switched_off.left_out(name, why, is_rolled_out=True)
         verdict = self._scans[name].verdict if name in self._scans else None
         unreadable = self._unreadable.get(name, "")
         if verdict and verdict.state.rank >= State.SICK.rank:
@@ -324,15 +325,27 @@ class Engine:
             self._command.report(name, text)
 
     def _finish(self) -> None:
-        """Wait for the machines in flight, and leave a record only of what is unfinished."""
+        """Wait for the machines in flight, and leave a record only of what is unfinished, or follows."""
         try:
             for each in self._running.finish():
                 with contextlib.suppress(GpunodesError):
                     self._take([each])
         finally:
-            if self._complete:
+            if self._rollout.ended_well and self._rollout.then:
+                self._write_following()
+            elif self._complete:
                 with contextlib.suppress(GpunodesError):
                     self._command.leases.release_rollout(keep=False)
+
+    def _write_following(self) -> None:
+        """Replace the record by that of what follows, in one step: a killed command leaves one of both."""
+        try:
+            work = self._rollout.then[0].work
+            following = self._rollout.next(context.new_id(work), float(int(self._command.now())))
+            self._command.leases.write_rollout(following.text())
+            self._then = work
+        except GpunodesError as problem:
+            self._rollout = dataclasses.replace(self._rollout, stopped=f"what follows is not begun: {problem}"[:500])
 
     @property
     def _complete(self) -> bool:
@@ -350,4 +363,6 @@ class Engine:
         ]
         machines += [MachineRollout(name, None, self._unended.get(name, "")) for name in rollout.running]
         machines += [MachineRollout(name, None, self._reported.get(name, "")) for name in rollout.waiting]
-        return RolloutResult(rollout.id, rollout.work, machines, self._complete, rollout.stopped, self._interrupted)
+        return RolloutResult(
+            rollout.id, rollout.work, machines, self._complete, rollout.stopped, self._interrupted, self._then
+        )

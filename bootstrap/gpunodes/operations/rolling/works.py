@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from gpunodes.engine.fleet import Fleet
 from gpunodes.errors import WrongInput
-from gpunodes.operations.rolling import control_plane_settings, runtime, upgrades
+from gpunodes.operations.rolling import control_plane_settings, kubelet_settings, runtime, upgrades
 from gpunodes.operations.rolling.work import Work
 
 Maker = Callable[[Fleet, Mapping[str, str]], Work]
@@ -24,6 +24,7 @@ WORKS: dict[str, Maker] = {
     upgrades.DRIVER: upgrades.driver,
     runtime.RUNTIME: runtime.make,
     control_plane_settings.NAME: control_plane_settings.make,
+    kubelet_settings.NAME: kubelet_settings.make,
 }
 
 

@@ -57,10 +57,11 @@ def command(
     fleet = InventoryFleet(inventory)
     chosen = rollout_options.select(inventory, machines, rollout_flags)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
+    rollout_options.wake(fleet, chosen, rollout_flags, report)
     work = upgrades.DriverUpgrade(inventory, driver, reboot=reboot == "if-needed")
     view = text.progress()
     try:
-        on, off = switched_off.split(inventory, chosen)
+        on, off = switched_off.split(inventory, chosen, is_rolled_out=True)
         plan = gpu_upgrade_plan.run(inventory, on, view, {"gpunodes_driver_branch": driver})
     finally:
         view.close()
