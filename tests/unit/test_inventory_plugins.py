@@ -23,6 +23,8 @@ from gpunodes.operations import checked
 
 from tests.command import run
 
+pytestmark = pytest.mark.long
+
 PLUGIN = '''\
 import os, sys, time
 from ansible.plugins.inventory import BaseInventoryPlugin

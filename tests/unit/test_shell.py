@@ -261,6 +261,7 @@ def test_a_session_with_the_cluster_works(machine: dict[str, Any], tmp_path: Pat
         session.close()
 
 
+@pytest.mark.long
 @needs_sshd
 def test_the_lock_over_ssh_works(machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_lock, "PATH", str(tmp_path / "lock"))

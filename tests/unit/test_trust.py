@@ -417,6 +417,7 @@ def forged(event: dict[str, Any]) -> str:
     return f"\x1b[K{text}\x1b[{len(text)}D\x1b[K"
 
 
+@pytest.mark.long
 def test_a_machine_cannot_forge_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose warnings, errors or keys hold ansible-runner's marks reports nothing in another's name."""
     fleet = machines(tmp_path, {"control_plane": ["worker-1"]}, {})

@@ -63,6 +63,7 @@ def killed_at_request(
     return bool(dead)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same controller", "another controller"])
 def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back."""
