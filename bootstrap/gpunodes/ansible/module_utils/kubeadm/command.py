@@ -12,6 +12,7 @@ from typing import Any
 from .. import disk, firewall, process, tree
 from ..ledger import Ledger
 from ..process import CommandResult, run_while_connected
+from . import given
 from .errors import failure, kubelet_error
 
 PRIVATE = "/run/gpunodes"
@@ -40,6 +41,7 @@ def begin(machine_ledger: Ledger, stage: str) -> None:
             machine_ledger.note_sysctl(name, value.strip())
     if machine_ledger.firewall_tables is None:
         machine_ledger.firewall_tables = firewall.tables()
+    given.note(machine_ledger)
     machine_ledger.kubeadm = stage
     machine_ledger.save()
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import disk, kube_api, kubeconfig, ledger
+from .. import disk, facts, kube_api, kubeconfig, ledger, tree
 from ..cluster import schedulable as taint
 from ..cluster.tokens import new_token
 from ..host import services
@@ -51,6 +51,7 @@ def init(
     init that gpunodes started and that did not finish is reset and started again.
     """
     machine_ledger = ledger.load()
+    _check_etcd(machine_ledger)
     report = _started_again(machine_ledger, check)
     if report.actions and check:
         return report  # whether the rest works is known only when they run
@@ -69,7 +70,7 @@ def init(
             "a machine outside any cluster",
             "run gpunodes reset on it",
         )
-    leftovers = _leftovers(machine_ledger)
+    leftovers = _leftovers(machine_ledger, report)
     configuration = {"documents": documents, "patches": patches}
     report.add(
         "kubeadm init",
@@ -92,13 +93,25 @@ def init(
     return report
 
 
-def _leftovers(machine_ledger: Ledger) -> list[str]:
-    """What earlier attempts left, which is removed first. Raises MachineProblem for files of others.
+def _check_etcd(machine_ledger: Ledger) -> None:
+    """Raise MachineProblem if kubeadm would meet the data of another etcd, at whose existence it fails."""
+    if not machine_ledger.kubeadm and not facts.has_etcd(machine_ledger) and tree.has_content(facts.ETCD_FOLDER):
+        raise MachineProblem(
+            f"{facts.ETCD_FOLDER} has files, and they are of no cluster of kubeadm",
+            f"a machine whose {facts.ETCD_FOLDER} is empty: the etcd of the cluster has its data there",
+            "move what is in it to another folder, and its etcd with it, or use another machine",
+        )
+
+
+def _leftovers(machine_ledger: Ledger, report: Report) -> list[str]:
+    """What earlier attempts left, which is removed first, and reported. Raises MachineProblem for files of others.
 
     But kubeadm uses a CA that its user put there.
     """
     found = reset.leftovers(control_plane=True)
     if machine_ledger.kubeadm:
+        if found and not report.actions:
+            report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
         return found
     foreign = [path for path in found if path != kubeconfig.CA]
     if foreign:

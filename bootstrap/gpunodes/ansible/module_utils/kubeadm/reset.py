@@ -13,13 +13,14 @@ from ..host import services
 from ..problem import MachineProblem
 from ..process import run
 from ..report import Difference, Report
+from . import given
 
 ETCD = facts.ETCD
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
 # The files that tell that etcd's data is kubeadm's are in the last one.
-_STATE = (_CNI_STATE, "/run/flannel", KUBELET, facts.ETCD_FOLDER, "/etc/kubernetes")
+_STATE = (_CNI_STATE, "/run/flannel", KUBELET, facts.ETCD_FOLDER, given.FOLDER)
 _CNI_NETWORK = "cbr0"
 """Name of the network in Flannel's configuration (kube-flannel.yml)."""
 _CNI = "/etc/cni/net.d"
@@ -42,9 +43,8 @@ def reset() -> None:
     Raises MachineProblem, before anything is removed, if something stays mounted in the folders to remove. Does not
     call ``kubeadm reset``, which deletes across mounts in these folders (kubeadm 1.36, app/cmd/phases/reset:
     os.RemoveAll in CleanDir), and empties etcd's folder before it checks for mounts. Otherwise does the same: stops the
-    kubelet, removes the pods, and empties the same folders.
+    kubelet, removes the pods, and empties the same folders, without the files that were there before kubeadm.
     """
-    _take_over()
     run(["systemctl", "stop", "kubelet"])
     if services.states(["kubelet"]).get("kubelet", {}).get("active"):
         raise MachineProblem("the kubelet does not stop", "a stopped kubelet", "see `journalctl -u kubelet`")
@@ -52,9 +52,10 @@ def reset() -> None:
     _stop_containers()
     _unmount()
     _check_unmounted()
+    kept = _take_over().given
     created = _created()
     for path in _state():
-        tree.remove(path, created=path in created)
+        tree.remove(path, created=path in created, kept=kept if path == given.FOLDER else ())
     for path in _cni_files():
         disk.remove(path)
     for name in _LINKS:
@@ -70,25 +71,29 @@ def remains(ca_hash: str = "") -> list[str]:
     have been joined by others. Raises MachineProblem if neither gpunodes joined it nor it has this CA, or if the
     folders contain other mounts.
     """
-    if not ledger.load().kubeadm:
+    machine_ledger = ledger.load()
+    if not machine_ledger.kubeadm:
         found = leftovers()
-        if not found:
+        # A CA alone makes no member: its user put it there, and the reset of a control plane has left it.
+        if not found or found == [kubeconfig.CA]:
             return []
         check_own(found, ca_hash)
     _check_unmounted(stopped=False)
-    found = [path for path in _state() if tree.has_content(path)] + _cni_files()
-    links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
+    found = [path for path in _state() if path != given.FOLDER and tree.has_content(path)]
     # The packages of Kubernetes contain this folder, with nothing but an empty folder manifests.
-    found = [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]]
-    return found + links + _mounts()
+    found += [given.FOLDER] if given.content(machine_ledger) else []
+    links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
+    return found + _cni_files() + links + _mounts()
 
 
-def _take_over() -> None:
-    """Note that this reset was allowed: an interrupted one has removed the CA that allowed it."""
+def _take_over() -> ledger.Ledger:
+    """The ledger; it notes that this reset was allowed, since an interrupted one has removed the CA that allowed it."""
     found = ledger.load()
     if not found.kubeadm:
+        given.note(found)
         found.kubeadm = "join done"
         found.save()
+    return found
 
 
 def check_own(found: Sequence[str], ca_hash: str) -> None:
@@ -105,10 +110,14 @@ def check_own(found: Sequence[str], ca_hash: str) -> None:
 
 
 def leftovers(control_plane: bool = False) -> list[str]:
-    """Existing files that would fail kubeadm's own preflight, for a worker or a ``control_plane``."""
+    """Existing files that would fail kubeadm's own preflight, for a worker or a ``control_plane``.
+
+    Not those that were there before gpunodes called kubeadm: it began with them.
+    """
+    machine_ledger = ledger.load()
     paths = (kubeconfig.KUBELET, facts.BOOTSTRAP, kubeconfig.CA, kubeconfig.ADMIN, MANIFEST)
-    etcd = [ETCD] if control_plane or facts.has_etcd(ledger.load()) else []
-    return [path for path in (*paths, *etcd) if os.path.exists(path)]
+    etcd = [ETCD] if control_plane or facts.has_etcd(machine_ledger) else []
+    return [path for path in (*paths, *etcd) if os.path.exists(path) and path not in machine_ledger.given]
 
 
 def _check_unmounted(stopped: bool = True) -> None:
