@@ -213,7 +213,7 @@ MOLECULE := $(AS_ROOT) rm -rf $(CURDIR)/build/molecule && \
 
 .PHONY: test-repair
 test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes with a real API server, without machines
-	$(MACHINES) tests/repair
+	$(MACHINES) --numprocesses 3 --dist loadfile tests/repair
 
 .PHONY: test-part
 test-part: $(ANSIBLE)/.installed ## One part of test-machines: PART=NAME, or the part in turn

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import disk, facts, kube_api, kubeconfig, ledger, tree
+from .. import disk, etcd_data, kube_api, kubeconfig, ledger
 from ..cluster import schedulable as taint
 from ..cluster.tokens import new_token
 from ..host import services
@@ -51,7 +51,6 @@ def init(
     init that gpunodes started and that did not finish is reset and started again.
     """
     machine_ledger = ledger.load()
-    _check_etcd(machine_ledger)
     report = _started_again(machine_ledger, check)
     if report.actions and check:
         return report  # whether the rest works is known only when they run
@@ -93,16 +92,6 @@ def init(
     return report
 
 
-def _check_etcd(machine_ledger: Ledger) -> None:
-    """Raise MachineProblem if kubeadm would meet the data of another etcd, at whose existence it fails."""
-    if not machine_ledger.kubeadm and not facts.has_etcd(machine_ledger) and tree.has_content(facts.ETCD_FOLDER):
-        raise MachineProblem(
-            f"{facts.ETCD_FOLDER} has files, and they are of no cluster of kubeadm",
-            f"a machine whose {facts.ETCD_FOLDER} is empty: the etcd of the cluster has its data there",
-            "move what is in it to another folder, and its etcd with it, or use another machine",
-        )
-
-
 def _leftovers(machine_ledger: Ledger, report: Report) -> list[str]:
     """What earlier attempts left, which is removed first, and reported. Raises MachineProblem for files of others.
 
@@ -126,7 +115,13 @@ def _write(files: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _started_again(machine_ledger: Ledger, check: bool) -> Report:
-    """Put manifests back that an interrupted restart left away: without them the control plane never works again."""
+    """Put manifests back that an interrupted restart left away: without them the control plane never works again.
+
+    Raises MachineProblem if others have files where etcd is to have its data.
+    """
+    if etcd_data.is_in_the_way(machine_ledger):
+        # kubeadm would fail at it, and the next attempt would take it for that of the first. Preflight says so, too.
+        raise MachineProblem(f"{etcd_data.FOLDER} has files, and they are of no cluster of kubeadm", "an empty folder")
     report = Report()
     for name in static_pods.heal(machine_ledger, check):
         difference = Difference(f"static pod {name}", {"manifest": "away"}, {"manifest": "present"})

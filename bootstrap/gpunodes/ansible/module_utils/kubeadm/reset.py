@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from .. import data_directory, disk, facts, firewall, kubeconfig, ledger, tree
+from .. import data_directory, disk, etcd_data, facts, firewall, kubeconfig, ledger, tree
 from ..containers import runtime_socket
 from ..host import services
 from ..problem import MachineProblem
@@ -15,12 +15,12 @@ from ..process import run
 from ..report import Difference, Report
 from . import given
 
-ETCD = facts.ETCD
+ETCD = etcd_data.MEMBER
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
 # The files that tell that etcd's data is kubeadm's are in the last one.
-_STATE = (_CNI_STATE, "/run/flannel", KUBELET, facts.ETCD_FOLDER, given.FOLDER)
+_STATE = (_CNI_STATE, "/run/flannel", KUBELET, etcd_data.FOLDER, given.FOLDER)
 _CNI_NETWORK = "cbr0"
 """Name of the network in Flannel's configuration (kube-flannel.yml)."""
 _CNI = "/etc/cni/net.d"
@@ -116,7 +116,7 @@ def leftovers(control_plane: bool = False) -> list[str]:
     """
     machine_ledger = ledger.load()
     paths = (kubeconfig.KUBELET, facts.BOOTSTRAP, kubeconfig.CA, kubeconfig.ADMIN, MANIFEST)
-    etcd = [ETCD] if control_plane or facts.has_etcd(machine_ledger) else []
+    etcd = [ETCD] if control_plane or etcd_data.is_kubeadms(machine_ledger) else []
     return [path for path in (*paths, *etcd) if os.path.exists(path) and path not in machine_ledger.given]
 
 
@@ -143,8 +143,8 @@ def _created() -> set[str]:
 
 def _folders() -> list[str]:
     """Where kubeadm and the kubelet have their state; not etcd's folder with the data of a user's own etcd."""
-    etcd = facts.has_etcd(ledger.load())
-    return [path for path in _STATE if etcd or path != facts.ETCD_FOLDER]
+    etcd = etcd_data.is_kubeadms(ledger.load())
+    return [path for path in _STATE if etcd or path != etcd_data.FOLDER]
 
 
 def _state() -> list[str]:
