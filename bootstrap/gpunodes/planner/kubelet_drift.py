@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.ansible.module_utils import nesting
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import PreflightFinding, Severity
 from gpunodes.planner import drift, kubelet_layers, registration, reports
@@ -76,6 +77,8 @@ def _read(reported: Mapping[str, str], what: str) -> dict[str, Any]:
         found = {name: json.loads(text) for name, text in reported.items()}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no JSON") from error
+    if nesting.is_deep(found):
+        raise ValueError(f"{what} is nested too deeply")
     gates = found.get(GATES) or {}
     if not (
         isinstance(gates, dict)

@@ -39,7 +39,7 @@ from .host import keys, swap
 from .host.spec import Repository, data_folders
 from .probe import identity
 from .problem import MachineProblem
-from .proxies import Proxies, opener, public, unreachable
+from .proxies import Proxies, opener, public, unreachable, within
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io", "docker.io", "docker-ce")
 MODULES = ("overlay", "br_netfilter")
@@ -48,6 +48,7 @@ NVIDIA = "nvidia"
 _SPACE = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")  # noqa: S108 - only its free space is read
 """Where software is installed and built: the file systems whose free space counts."""
 _RESPONSE_LIMIT_S = 20
+_WHOLE_S = 60
 _UNAUTHORIZED = 401
 _PROXY_AUTHENTICATION_REQUIRED = 407
 
@@ -367,9 +368,13 @@ def check_source(source: Mapping[str, Any], proxies: Proxies | None = None) -> N
     url = str(source["url"])
     if not url.startswith(("http://", "https://")):
         raise MachineProblem("it is not an http or https address", "", "correct the setting")
-    try:
+
+    def answer() -> None:
         with opener(proxies).open(url, timeout=_RESPONSE_LIMIT_S) as response:
             response.read(1)
+
+    try:
+        within(_WHOLE_S, answer)
     except urllib.error.HTTPError as error:
         if error.code == _PROXY_AUTHENTICATION_REQUIRED and (proxy := proxy_of(url, proxies)):
             raise ProxyRefused(proxy, f"it responds {error.code} {error.reason}") from error
