@@ -624,3 +624,11 @@ def test_templates_are_as_seen_before_as_planned(site: Site) -> None:
     assert found.capacity[GPU] == "4"
     assert found.labels["rack"] == "r1"
     assert "kubernetes.io/hostname" not in found.labels
+
+
+def test_a_template_is_what_all_machines_of_a_pool_have_in_common(site: Site) -> None:
+    in_service(site, "w1", gpus=4, labels={"rack": "r1", "app": "x"})
+    in_service(site, "w2", gpus=8, labels={"rack": "r1"})
+    found = site.server.template("h100")
+    assert found.labels == {"gpunodes.dev/pool": "h100", "rack": "r1"}
+    assert found.capacity[GPU] == "4"
