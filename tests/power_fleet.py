@@ -230,6 +230,11 @@ class Site:
         self.looks_until(server, lambda: set(self.plan.machines) <= set(self.phases()))
         return server
 
+    def look(self) -> None:
+        """Let the server look at the cluster, and let the proofs that it begins come to their next step."""
+        self.server.look()
+        self.until(lambda: not self.server._proofs._busy)
+
     def phases(self) -> dict[str, Phase]:
         return {name: each.phase for name, each in self.store.states().items()}
 

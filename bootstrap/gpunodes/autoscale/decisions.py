@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.nodes import SeenNode
-from gpunodes.autoscale.plan import NodeShape, Plan
+from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
 from gpunodes.autoscale.state import COUNTED, Kubelet, MachineState, Phase
+from gpunodes.planner import node_templates
 
 RETRY_S = 1800.0
 """Seconds after which a machine that did not start is tried again."""
@@ -133,23 +134,13 @@ def unused(world: World) -> list[str]:
 
 
 def template(world: World, pool: str) -> NodeShape:
-    """What a pod would see of a new node of a pool: as a node of it was seen last, else as planned."""
-    names = world.plan.of_pool[pool]
-    for name in names:
-        state = world.states.get(name)
-        if state and state.saved and state.saved.shape.capacity:
-            return _without_marks(state.saved.shape)
-    return world.plan.pools[pool].template
-
-
-def _without_marks(found: NodeShape) -> NodeShape:
-    """A shape without the marks of one machine's repair."""
-    labels = {key: text for key, text in found.labels.items() if not key.startswith("gpunodes.dev/needs-repair")}
-    return NodeShape(
-        labels,
-        [each for each in found.taints if not each["key"].startswith("gpunodes.dev/needs-repair")],
-        found.capacity,
-    )
+    """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned."""
+    planned = world.plan.pools[pool]
+    states = (world.states.get(name) for name in world.plan.of_pool[pool])
+    seen = [state.saved.shape for state in states if state and state.saved and state.saved.shape.capacity]
+    if not seen:
+        return planned.template
+    return node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
 
 
 def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, MachineState]]:

@@ -137,8 +137,10 @@ def stays(found: SeenNode) -> Patch:
     return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STOPPING]}}
 
 
-def lifted(found: SeenNode) -> Patch:
-    """The patch that takes the starting taint away."""
+def lifted(found: SeenNode, boot_id: str) -> Patch | None:
+    """The patch that takes the starting taint away; None in another boot."""
+    if found.node.boot_id != boot_id:
+        return None
     return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STARTING]}}
 
 
