@@ -23,6 +23,7 @@ from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine, Role
 from gpunodes.operations import drain, power, without_node
+from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.power import PowerResult, required
 from gpunodes.operations.repair.context import Report, connected
 from gpunodes.repair import verification
@@ -104,6 +105,7 @@ def on(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool =
         node = _node(fleet, cluster, machine, {})
         with _held(leases, node.name):
             powers.change(bmc, Order.ON)
+            switched_on.end_off(fleet, machine, cluster.session, report)
             report(machine.name, f"waiting until its node is ready, at most {limits.verify:.0f} s")
             _wait_ready(fleet, cluster, leases, machine, node, limits)
             leases.confirm(node.name)

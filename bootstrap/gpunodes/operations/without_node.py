@@ -16,6 +16,7 @@ from gpunodes.engine.machine_control import MachineControl, Membership
 from gpunodes.engine.power import Order
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine
+from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.repair.context import Report
 from gpunodes.repair import verification
 from gpunodes.repair.policy import Node
@@ -56,13 +57,16 @@ def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | 
     It is SSH without a ``cluster``, and for a machine that is no member. Raises PowerProblem and GpunodesError.
     """
     name = wait.machine.name
+    # Before it is switched on: that ends its state.
+    is_scaled = cluster is not None and bool(match_switched(wait.fleet, cluster.switched_off(), {}).get(name))
     powers.change(bmc, Order.ON)
+    if cluster:
+        switched_on.end_off(wait.fleet, wait.machine, cluster.session, wait.report)
     wait.report(name, f"it has no node: waiting until it responds over SSH, at most {wait.limit_s:.0f} s")
     wait.until(lambda: _silent(wait), f"see its console, and `gpunodes health {name}`")
     if cluster is None:
         wait.report(name, "it responds over SSH; there is no cluster whose node it could be")
         return None
-    is_scaled = bool(match_switched(wait.fleet, cluster.switched_off(), {}).get(name))
     membership = wait.control.membership()
     if membership is Membership.ENDED:
         wait.report(name, f"it responds over SSH; the certificate of its kubelet has ended: `gpunodes join {name}`")
@@ -78,6 +82,8 @@ def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | 
     found: list[Node] = []
     remedy = f"see `journalctl -u kubelet` there; `gpunodes join {name}` joins it anew"
     wait.until(lambda: _not_ready(wait, cluster, found), remedy)
+    # Its node registered with a taint, which nobody else removes if the autoscaler is gone.
+    switched_on.end_off(wait.fleet, wait.machine, cluster.session, wait.report)
     return found[0]
 
 
