@@ -5,6 +5,7 @@ The machine itself knows which of both it is: so SSH is waited for first, then i
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,9 +37,11 @@ class Wait:
     lost: Callable[[], GpunodesError | None]
     limit_s: float
     poll_s: float
+    stop: threading.Event
+    """The user stopped the command."""
 
     def until(self, why_not: Callable[[], str], remedy: str) -> None:
-        """Wait until ``why_not`` returns ""; raises GpunodesError in the end, and if the lock is lost."""
+        """Wait until ``why_not`` returns ""; raises GpunodesError in the end, if the lock is lost or on ``stop``."""
         deadline = time.monotonic() + self.limit_s
         while why := why_not():
             if problem := self.lost():
@@ -48,7 +51,17 @@ class Wait:
                 raise GpunodesError(
                     f"{name} is on, but after {self.limit_s:.0f} s {why}", "a machine that works", remedy
                 )
-            time.sleep(self.poll_s)
+            if self.stop.wait(self.poll_s):
+                raise stopped(self.machine, "on")
+
+
+def stopped(machine: Machine, stays: str) -> GpunodesError:
+    """Why a machine is not waited for any longer."""
+    return GpunodesError(
+        f"{machine.name} was switched on, and is not waited for: the command was stopped",
+        "a machine that works",
+        f"it stays {stays}; `gpunodes power {machine.name} on --wait` goes on",
+    )
 
 
 def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | None:

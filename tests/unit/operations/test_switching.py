@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import errno
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -528,6 +532,77 @@ def test_machines_that_are_off_on_purpose_are_woken_upgraded_and_left_on(
     assert work.stages("w1") == ["prepare", "apply", "verify"]
     assert (place.controls["w1"].bmc.orders, place.machines["w1"].off) == (["on"], False)
     rollout_fleet.clean(place)
+
+
+def test_an_error_of_one_machine_does_not_end_the_command(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    for name in ("w0", "w1"):
+        switch(place, "off", name)
+    control = place.machine_control
+    broken = OSError(errno.ENOSPC, "No space left on device", "/var/x")
+
+    def machine_control(machine: Entry, **more: Any) -> Any:
+        if machine.name == "w0":
+            raise broken
+        return control(machine, **more)
+
+    monkeypatch.setattr(place, "machine_control", machine_control)
+    machines = place.all_machines()[:2]
+    assert waking.wake(place, machines, lambda name, text: lines.append(f"{name}: {text}")) == ["w0"]
+    assert "w0: it is not upgraded: /var/x: No space left on device" in lines
+    assert not place.machines["w1"].off
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("has_node", [True, False])
+def test_a_stop_ends_the_waiting_at_once_and_says_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, *, has_node: bool
+) -> None:
+    """As Ctrl-C does: of six machines two were not begun, and are not switched on any more."""
+    wide: Any = Place(repair_fleet.fleet(6))
+    names = list(wide.machines)
+    for name in names:
+        wide.machines[name].off = True
+        wide.machines[name].sshd = False
+        wide.machines[name].use = lambda _: None
+        if not has_node:
+            del wide.api.nodes[name]
+    monkeypatch.setattr(
+        switching, "time_limits", lambda _: switching.TimeLimits(drain=1, verify=600.0, shutdown=1, poll=300.0)
+    )
+
+    @contextlib.contextmanager
+    def lock(*_: Any) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+    monkeypatch.setattr(power, "locked", lock)
+    lines: list[str] = []
+    waiting = threading.Semaphore(0)
+
+    def report(name: str, text: str) -> None:
+        lines.append(f"{name}: {text}")
+        if "waiting until" in text:
+            waiting.release()
+
+    class Interrupting(concurrent.futures.ThreadPoolExecutor):
+        def submit(self, *given: Any, **more: Any) -> Any:
+            found: Any = super().submit(*given, **more)
+            found.result = interrupted
+            return found
+
+    def interrupted() -> None:
+        for _ in range(4):
+            assert waiting.acquire(timeout=20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waking, "ThreadPoolExecutor", Interrupting)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        waking.wake(wide, wide.all_machines(), report)
+    assert time.monotonic() - began < 60
+    assert [name for name in names if wide.controls[name].bmc.orders] == names[:4]
+    assert lines.count(": stopping: no further machine is switched on, and those that are on stay on") == 1
+    assert sum("is not waited for: the command was stopped" in line for line in lines) == 4
 
 
 def test_a_machine_that_does_not_start_is_named_and_the_others_are_woken(place: Any) -> None:
