@@ -23,6 +23,11 @@ or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet"
 _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
+_DOING = {
+    Phase.STARTING: "it was being switched on",
+    Phase.STOPPING: "it was being switched off",
+    Phase.GIVING_UP: "it was given up, and was being switched off",
+}
 _GRACE = 1.2
 """The autoscaler gives a start up after ``boot_s``; this server does so itself if the autoscaler does not."""
 
@@ -190,6 +195,22 @@ def switched_off(state: MachineState, now: float) -> MachineState:
         # Tried again RETRY_S after it was given up, however long its BMC refused to switch it off.
         return dataclasses.replace(state, phase=Phase.FAILED, error=state.reason)
     return dataclasses.replace(state, phase=Phase.OFF, since=now, error="", used=now)
+
+
+def without_autoscaler(state: MachineState, found: SeenNode | None, now: float) -> MachineState | None:
+    """The state of a machine whose autoscaler was removed; None if nothing is to be remembered: it is as any other.
+
+    ``found`` is its own node. What was begun ends as it will: a machine that then has a ready node is not off.
+    """
+    if state.phase is Phase.ON or (found and (found.node.ready or state.phase is Phase.STARTING)):
+        return None
+    if state.phase not in _DOING:
+        return state
+    # A node that is still there, and not ready, is one that nobody deleted when its machine was off. OFF would mean a
+    # machine whose node was deleted, so that this one would be repaired.
+    phase = Phase.BY_HAND if found else Phase.OFF
+    reason = f"{_DOING[state.phase]} when the autoscaler was removed"
+    return dataclasses.replace(state, phase=phase, since=now, reason=reason, error="")
 
 
 def unregistered(name: str, state: MachineState, kubelet: Kubelet, now: float) -> MachineState:
