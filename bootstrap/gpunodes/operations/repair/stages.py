@@ -6,6 +6,7 @@ Every stage is idempotent, so any command can resume from the record of another 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 
@@ -48,7 +49,9 @@ def _collect(tools: Tools, record: RepairRecord) -> RepairRecord:
 
 def _cordon(tools: Tools, record: RepairRecord) -> RepairRecord:
     if tools.cluster:
-        cordoned = tools.cluster.cordon(record.node, record.id, record.reason)
+        # The budget for it was decided under a lock: another command may use it as soon as this one's is lost.
+        check = functools.partial(tools.lock.check, record)
+        cordoned = tools.cluster.cordon(record.node, record.id, record.reason, check)
         tools.report("cordoned" if cordoned else "already cordoned by a user or another program; the cordon will stay")
         tools.note(record, EntryKind.STAGE, "cordon", "cordoned" if cordoned else "already cordoned")
         node = None if cordoned or record.named else tools.cluster.node(record.node)

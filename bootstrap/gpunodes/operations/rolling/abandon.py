@@ -91,6 +91,8 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
             rollout = node.rollout
             began = record is None or record.applied
             why = _unhealthy(command, machine, record, name, wait=returned) if began else ""
+            # The check may have taken minutes.
+            command.leases.confirm(name)
             if why:
                 command.cluster.give_up(name, rollout, f"a roll-out was abandoned on it: {why}")
             command.cluster.end_rollout(name, rollout)

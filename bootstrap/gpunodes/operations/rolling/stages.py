@@ -6,6 +6,7 @@ resume from the record of another command.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -122,7 +123,9 @@ def _collect(tools: Tools, record: RolloutRecord) -> RolloutRecord:
 
 def _cordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
     cordons = record.disrupts is not Disruption.NOTHING
-    own = tools.command.cluster.begin_rollout(record.node, record.id, cordon=cordons)
+    # As for a repair, the budget is free for others as soon as the lock is lost.
+    check = functools.partial(tools.lock.check, record)
+    own = tools.command.cluster.begin_rollout(record.node, record.id, cordon=cordons, check=check)
     if own and cordons:
         tools.report("cordoned")
         tools.command.cluster.event(record.node, "RolloutStarted", f"gpunodes: {record.work}", warning=False)
