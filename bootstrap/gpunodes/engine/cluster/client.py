@@ -71,20 +71,20 @@ class Cluster(Api):
         """Undo :meth:`taint_temporarily`."""
         self._change(name, marks.untaint)
 
-    def uncordon(self, name: str, repair: str) -> bool:
+    def uncordon(self, name: str, repair: str, now: float) -> bool:
         """Undo what a repair did to a node, and remove its cordon; returns whether the node is schedulable now.
 
-        A cordon that does not belong to this repair stays.
+        A cordon that does not belong to this repair stays, and that of maintenance; ``now`` in seconds since 1970.
         """
-        before = self._change(name, lambda node: marks.uncordon(node, repair))
-        return before is None or not marks.stays_cordoned(before, repair)
+        before = self._change(name, lambda node: marks.uncordon(node, repair, now))
+        return before is None or not marks.stays_cordoned(before, repair, now)
 
     def give_up(self, name: str, repair: str, reason: str) -> None:
         """Cordon, taint and label a node that gpunodes cannot repair."""
         self._change(name, lambda node: marks.give_up(node, repair, reason))
 
     def clear(self, name: str) -> bool:
-        """Remove all annotations, labels and taints of repairs from a node, and their cordon.
+        """Remove all annotations, labels and taints of repairs from a node, and their cordon; maintenance keeps it.
 
         Returns whether the node is schedulable now.
         """

@@ -106,6 +106,7 @@ class Repairs:
             scan=lambda: command.fleet.scan([machine], full=False)[machine.name],
             report=report,
             limits=tools.time_limits(command.settings),
+            now=command.now,
             cluster=command.cluster if record.node else None,
             facts=self._scans[machine.name].facts if machine.name in self._scans else None,
             stop=self._stop,

@@ -92,8 +92,9 @@ def _drain(tools: Tools, record: RepairRecord) -> RepairRecord:
 def _uncordon(tools: Tools, record: RepairRecord) -> RepairRecord:
     good = record.outcome is not None and record.outcome.good
     if tools.cluster:
-        uncordoned = tools.cluster.uncordon(record.node, record.id)
-        tools.report("uncordoned" if uncordoned else "it stays cordoned, since a user or another program cordoned it")
+        uncordoned = tools.cluster.uncordon(record.node, record.id, tools.now())
+        stays = "it stays cordoned, since it is in maintenance, or a user or another program cordoned it"
+        tools.report("uncordoned" if uncordoned else stays)
         message = "is verified as healthy" if good else f"was not repaired: {record.why}"
         reason = "RepairEnded" if good else "RepairFailed"
         tools.cluster.event(record.node, reason, f"this machine {message}", warning=not good)
