@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
@@ -160,7 +159,7 @@ class Repairs:
                 verdict=verdict,
                 step=record.step,
                 repair=record.id,
-                seconds=time.time() - record.started,
+                seconds=self._command.now() - record.started,
                 evidence=folder,
             )
         )

@@ -7,7 +7,6 @@ Every stage is idempotent, so any command can resume from the record of another 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Mapping
 
 from gpunodes.engine import evidence, records
@@ -113,7 +112,7 @@ def _release(tools: Tools, record: RepairRecord) -> RepairRecord:
     # The history first: a repair in neither the lock nor the history would be forgotten.
     # A record in a Lease may come without one.
     outcome = record.outcome or RepairOutcome.NOT_REPAIRED
-    tools.note(record, EntryKind.END, "repair", outcome.value, record.why, time.time() - record.started)
+    tools.note(record, EntryKind.END, "repair", outcome.value, record.why, tools.now() - record.started)
     tools.lock.release(record)
     tools.report(outcome.value + (f": {record.why}" if record.why else ""))
     return record.to(Stage.END)

@@ -100,7 +100,7 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
             why = ""
         outcome = RolloutOutcome.FAILED if why else RolloutOutcome.SKIPPED
         shown = f"it needs repair: {why}; then `gpunodes uncordon {machine}`" if why else "its node was given back"
-        seconds = time.time() - record.started if record else 0.0
+        seconds = command.now() - record.started if record else 0.0
         history.note(
             machine,
             command.fleet.cluster_name,

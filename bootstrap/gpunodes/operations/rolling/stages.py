@@ -248,7 +248,7 @@ def _uncordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
 
 
 def _hold(tools: Tools, record: RolloutRecord) -> None:
-    tools.note(record, record.work, "failed", record.why, time.time() - record.started)
+    tools.note(record, record.work, "failed", record.why, tools.command.now() - record.started)
     tools.report(f"failed: {record.why}")
     tools.command.cluster.event(record.node, "RolloutFailed", f"gpunodes: {record.work}: {record.why}", warning=True)
 
@@ -256,7 +256,7 @@ def _hold(tools: Tools, record: RolloutRecord) -> None:
 def _release(tools: Tools, record: RolloutRecord) -> RolloutRecord:
     # A record in a Lease may come without an outcome.
     outcome = record.outcome or RolloutOutcome.SKIPPED
-    tools.note(record, record.work, outcome.value, record.why, time.time() - record.started)
+    tools.note(record, record.work, outcome.value, record.why, tools.command.now() - record.started)
     tools.lock.release(record)
     tools.report(outcome.value + (f": {record.why}" if record.why else ""))
     return record.to(Stage.END, outcome=outcome)
