@@ -17,7 +17,7 @@ import pytest
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import here
 from gpunodes.engine.cluster.session import Session
-from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.operations import maintenance
 
@@ -232,7 +232,7 @@ def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiSe
     try:
         first.take("n1", "")
         first._stop.set()  # as a process that the kernel does not let run
-        time.sleep(3.5)
+        time.sleep(4.5)  # the times of responses are whole seconds
         assert "could not be renewed" in str(first.lost())
         second.take("n1", "")
         with pytest.raises(Exception, match="was taken by `gpunodes repair` of "):
@@ -250,4 +250,29 @@ def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiSe
             each.close()
         for session in sessions:
             session.close()
+    assert held(server) == []
+
+
+@pytest.mark.parametrize("suspended", ["n1", "c0"])
+def test_a_lock_that_expired_does_not_come_back_although_nobody_took_it(server: ApiServer, suspended: str) -> None:
+    """Others began meanwhile what it excludes: work on the control plane, or on any machine."""
+    other = {"n1": "c0", "c0": "n1"}[suspended]
+    sessions = [Session(here(sys.executable, server.kubeconfig)) for _ in range(2)]
+    first, second = (Leases(Cluster(session), "repair", duration_s=3.0) for session in sessions)
+    try:
+        first.take(suspended, "", alone=suspended == "c0")
+        first._stop.set()  # as a process that the kernel does not let run
+        time.sleep(4.5)
+        second.take(other, "", alone=other == "c0")
+        with pytest.raises(Lost, match=f"the lock on {suspended} expired"):
+            first.confirm(suspended)
+        assert "expired" in str(first.lost())
+        second.confirm(other)
+        second.release(other)
+    finally:
+        for each in (first, second):
+            each.close()
+        for session in sessions:
+            session.close()
+        server.call("DELETE", f"{LEASES}/gpunodes-machine-{suspended}")
     assert held(server) == []

@@ -84,6 +84,8 @@ class Lock:
         self._process = start()
         self._last_echo = clock()
         """When the last echoed heartbeat was sent."""
+        self._resumed = 0.0
+        """When this process went on after it was suspended for longer than the lock lasts; 0 if it never was."""
         self._stop = threading.Event()
         self._lost: GpunodesError | None = None
         self._thread = threading.Thread(target=self._keep, daemon=True)
@@ -113,6 +115,10 @@ class Lock:
         while True:
             self._beat(self._process)
             if self._stop.is_set():
+                return
+            if self._last_echo < self._resumed:
+                # The machine did not restart: others had the time to begin, and to end.
+                self._lost = self._error_lost("this command was suspended")
                 return
             if not self._restarts:
                 self._lost = self._error_lost("it was closed")
@@ -146,7 +152,10 @@ class Lock:
                 process.stdin.flush()
                 due = sent[-1] + BEAT
                 while (rest := due - clock()) > 0:
-                    if not select.select([process.stdout], [], [], rest)[0]:
+                    readable = select.select([process.stdout], [], [], rest)[0]
+                    if clock() - due > PATIENCE - MARGIN:
+                        self._resumed = clock()
+                    if not readable:
                         break
                     echoes = os.read(process.stdout.fileno(), 4096)
                     if not echoes:

@@ -250,7 +250,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
             fleet.cluster_name,
             history.EntryKind.CLEARED,
             "cleared",
-            "" if schedulable else "it stays cordoned by a user or another program",
+            "" if schedulable else "it stays cordoned: by its maintenance, a user or another program",
         )
         cluster.event(node.name, "RepairCleared", "a user cleared this machine", warning=False)
         return ClearResult(machine.name, node.name, schedulable)
