@@ -232,6 +232,47 @@ report(refused=refused, progress=progress, left=reset.remains(), linked=os.path.
     assert found["existing"] == ["/etc/kubernetes/agent/settings/agent.conf"]
 
 
+def test_the_ca_of_the_cluster_that_a_machine_leaves_does_not_stay() -> None:
+    """Also if the user made it: the cluster goes on without this machine. A join of it finds no CA in its way."""
+    found = in_namespace("""
+from gpunodes.ansible.module_utils.kubeadm import command, join
+kubeconfig.ca_hash = lambda text: f"sha256:{text}"
+kubeconfig.load = lambda path: None
+firewall.tables = lambda: []
+pki = ["/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/ca.key"]
+for path in (*pki, "/etc/kubernetes/cloud.conf"):
+    make(path, "ours")
+ledger.Ledger(kubeadm="init done", given=[*pki, "/etc/kubernetes/cloud.conf"]).save()
+make("/etc/kubernetes/admin.conf")
+trees = tree.remove
+def stop(path, **options):
+    os.unlink(pki[0])
+    raise MachineProblem("interrupted", "", "")
+tree.remove = stop
+stopped = error(lambda: reset.reset("sha256:ours"))
+tree.remove = trees
+listed = reset.remains()
+reset.reset()
+ledger.remove()
+keys = [path for path in pki if os.path.exists(path)]
+make(pki[0], "ours")
+alone = reset.remains("sha256:ours"), reset.remains("sha256:another"), reset.remains()
+seen = []
+def run_kubeadm(*_, **__):
+    seen.append(os.path.exists(pki[0]))
+    raise MachineProblem("kubeadm failed", "", "")
+command.run = run_kubeadm
+failed = error(lambda: join.join("10.0.0.1:6443", "a.b", "sha256:ours", False, {}, 60, False))
+report(stopped=stopped, listed=listed, keys=keys, alone=alone, seen=seen, failed=failed,
+    paths=["/etc/kubernetes/cloud.conf", *pki])
+""")
+    assert "interrupted" in found["stopped"]
+    assert (found["listed"], found["keys"]) == (["/etc/kubernetes"], [])
+    assert found["alone"] == [["/etc/kubernetes"], [], []]
+    assert (found["seen"], "kubeadm failed" in found["failed"]) == ([False], True)
+    assert found["existing"] == ["/etc/kubernetes/cloud.conf"]
+
+
 def test_running_kubelet_blocks_a_reset() -> None:
     """A running kubelet could mount again: nothing is removed."""
     found = in_namespace("""

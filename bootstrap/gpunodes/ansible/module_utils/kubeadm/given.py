@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from .. import facts, kubeconfig
 from ..ledger import Ledger
 
 FOLDER = "/etc/kubernetes"
 _OWN = "gpunodes"
 """Folders of gpunodes there begin with it."""
-_OF_MEMBERS = (kubeconfig.KUBELET, kubeconfig.ADMIN, facts.BOOTSTRAP, facts.API_SERVER)
-# kubeadm 1.36, app/cmd/phases/reset/cleanupnode.go: what it removes there, beside files *.conf.
-_OF_KUBEADM = ("manifests", "pki", "tmp")
+# What `kubeadm reset` removes there (kubeadm 1.36, app/cmd/phases/reset/cleanupnode.go).
+_FOLDERS = ("manifests", "pki", "tmp")
+_KUBECONFIGS = ("admin", "super-admin", "kubelet", "bootstrap-kubelet", "controller-manager", "scheduler")
 
 
-def note(ledger: Ledger) -> None:
-    """Note these files before kubeadm runs here for the first time, or before what others did with it is reset.
+def files(ledger: Ledger, *, taken_over: bool) -> list[str]:
+    """These files as they are now, before kubeadm runs here for the first time.
 
-    On a machine that others joined, what kubeadm writes is kubeadm's.
+    ``taken_over``: others ran kubeadm here, and what it writes is kubeadm's.
     """
-    if ledger.kubeadm:
-        return
-    member = any(map(os.path.exists, _OF_MEMBERS))
-    ledger.given = sorted(
-        path for path in _files(FOLDER) if path not in ledger.files and not (member and _is_of_kubeadm(path))
+    return sorted(
+        path for path in _files(FOLDER) if path not in ledger.files and not (taken_over and _is_of_kubeadm(path))
     )
+
+
+def without_pki(paths: Collection[str]) -> list[str]:
+    """Those that are no keys and certificates of a cluster."""
+    return [path for path in paths if not path.startswith(f"{FOLDER}/pki/")]
 
 
 def _is_of_kubeadm(path: str) -> bool:
     first, _, rest = os.path.relpath(path, FOLDER).partition("/")
-    return first in _OF_KUBEADM if rest else first.endswith(".conf")
+    return first in _FOLDERS if rest else first in {f"{name}.conf" for name in _KUBECONFIGS}
 
 
 def _files(folder: str) -> Iterator[str]:
@@ -49,9 +50,9 @@ def _files(folder: str) -> Iterator[str]:
             yield entry.path
 
 
-def content(ledger: Ledger) -> list[str]:
-    """The files that are kubeadm's or gpunodes'."""
-    own = set(_files(FOLDER)) - set(ledger.given)
+def others(kept: Collection[str]) -> list[str]:
+    """The files there without those ``kept``: kubeadm's and gpunodes'."""
+    found = set(_files(FOLDER)) - {*kept}
     if os.path.isdir(FOLDER):
-        own |= {entry.path for entry in os.scandir(FOLDER) if entry.name.startswith(_OWN)}
-    return sorted(own)
+        found |= {entry.path for entry in os.scandir(FOLDER) if entry.name.startswith(_OWN)}
+    return sorted(found)

@@ -37,13 +37,14 @@ def report(remaining: Sequence[str]) -> Report:
     return made
 
 
-def reset() -> None:
+def reset(ca_hash: str = "") -> None:
     """Undo kubeadm's changes, including leftovers of the network add-on.
 
     Raises MachineProblem, before anything is removed, if something stays mounted in the folders to remove. Does not
     call ``kubeadm reset``, which deletes across mounts in these folders (kubeadm 1.36, app/cmd/phases/reset:
     os.RemoveAll in CleanDir), and empties etcd's folder before it checks for mounts. Otherwise does the same: stops the
     kubelet, removes the pods, and empties the same folders, without the files that were there before kubeadm.
+    ``ca_hash`` is that of the cluster that the machine leaves ("sha256:..."): that cluster's CA does not stay.
     """
     run(["systemctl", "stop", "kubelet"])
     if services.states(["kubelet"]).get("kubelet", {}).get("active"):
@@ -52,7 +53,7 @@ def reset() -> None:
     _stop_containers()
     _unmount()
     _check_unmounted()
-    kept = _take_over().given
+    kept = _take_over(ca_hash)
     created = _created()
     for path in _state():
         tree.remove(path, created=path in created, kept=kept if path == given.FOLDER else ())
@@ -75,25 +76,34 @@ def remains(ca_hash: str = "") -> list[str]:
     if not machine_ledger.kubeadm:
         found = leftovers()
         # A CA alone makes no member: its user put it there, and the reset of a control plane has left it.
-        if not found or found == [kubeconfig.CA]:
+        if not found or (found == [kubeconfig.CA] and not _has_ca(ca_hash)):
             return []
         check_own(found, ca_hash)
     _check_unmounted(stopped=False)
     found = [path for path in _state() if path != given.FOLDER and tree.has_content(path)]
     # The packages of Kubernetes contain this folder, with nothing but an empty folder manifests.
-    found += [given.FOLDER] if given.content(machine_ledger) else []
+    found += [given.FOLDER] if given.others(_kept(machine_ledger, ca_hash)) else []
     links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
     return found + _cni_files() + links + _mounts()
 
 
-def _take_over() -> ledger.Ledger:
-    """The ledger; it notes that this reset was allowed, since an interrupted one has removed the CA that allowed it."""
+def _kept(machine_ledger: ledger.Ledger, ca_hash: str) -> list[str]:
+    """The files below /etc/kubernetes that stay."""
+    found = machine_ledger.given if machine_ledger.kubeadm else given.files(machine_ledger, taken_over=True)
+    return given.without_pki(found) if _has_ca(ca_hash) else found
+
+
+def _has_ca(ca_hash: str) -> bool:
+    return bool(ca_hash) and bool(facts.kubernetes()["ca_hash"] == ca_hash)
+
+
+def _take_over(ca_hash: str) -> list[str]:
+    """The files that stay; noted, as is that this is allowed: an interrupted reset has removed the CA that says so."""
     found = ledger.load()
-    if not found.kubeadm:
-        given.note(found)
-        found.kubeadm = "join done"
-        found.save()
-    return found
+    found.given = _kept(found, ca_hash)
+    found.kubeadm = found.kubeadm or "join done"
+    found.save()
+    return found.given
 
 
 def check_own(found: Sequence[str], ca_hash: str) -> None:
@@ -101,11 +111,11 @@ def check_own(found: Sequence[str], ca_hash: str) -> None:
 
     Only on a machine that gpunodes did not join.
     """
-    if not ca_hash or facts.kubernetes()["ca_hash"] != ca_hash:
+    if not _has_ca(ca_hash):
         raise MachineProblem(
             f"{found[0]} exists, but gpunodes did not create it",
             "a machine that gpunodes joined" + (", or one of this cluster" if ca_hash else ""),
-            "run `kubeadm reset` on the machine if that cluster is not needed",
+            "run `kubeadm reset` on the machine if that cluster is not needed; move a CA away that is alone there",
         )
 
 
