@@ -35,9 +35,9 @@ ANN = "ann@desk/repair/another-boot/7/7/7"
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder of the test's own, locks of one second, and escalation steps with short waits."""
+    """A state folder of the test's own, locks of three seconds, and escalation steps with short waits."""
     hurry(monkeypatch, tmp_path)
-    monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(Leases.__init__, "__defaults__", (3.0,))
 
 
 class Connection:
@@ -147,7 +147,7 @@ def test_the_decision_lock_is_renewed_while_it_is_held() -> None:
     """Also before the first machine is locked: two commands must not spend the same budget."""
     api = Api()
     with operator(Connection(api)) as ours, operator(Connection(api), ANN) as anns, ours.deciding():
-        time.sleep(1.5)
+        time.sleep(4)
         with pytest.raises(Held), anns.deciding(patience_s=0):
             pass
 
@@ -257,14 +257,14 @@ def test_a_lock_survives_a_short_restart_of_the_control_plane() -> None:
     with operator(line) as ours, operator(Connection(api), ANN) as anns:
         ours.take_all(["w1", "w2"])
         line.cut = True
-        time.sleep(0.3)
+        time.sleep(0.6)
         line.cut = False
         time.sleep(0.2)
         assert ours.lost() is None
         with pytest.raises(Held):
             anns.take("w2", "")
         line.cut = True
-        time.sleep(1.2)
+        time.sleep(3.5)
         assert isinstance(ours.lost(), Unsure)
         anns.take("w2", "")
         line.cut = False
@@ -279,7 +279,7 @@ def test_a_lock_survives_a_short_restart_of_the_control_plane() -> None:
 def suspend(leases: Leases) -> None:
     """The command does not run until its locks have expired: it was stopped, or its controller slept."""
     leases._stop.set()
-    time.sleep(1.1)
+    time.sleep(3.5)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("w1", "control-1"), ("control-1", "w1"), ("w1", "w2")])
@@ -290,7 +290,7 @@ def test_a_lock_that_expired_does_not_come_back(ours: str, theirs: str) -> None:
         first.take(ours, "how far it came", alone=ours == "control-1")
         suspend(first)
         second.take(theirs, "", alone=theirs == "control-1")
-        with pytest.raises(Lost, match=f"the lock on {ours} expired: it was not renewed for 1 s") as raised:
+        with pytest.raises(Lost, match=f"the lock on {ours} expired: it was not renewed for [0-9]+ s") as raised:
             first.confirm(ours)
         assert not isinstance(raised.value, Unsure)
         assert not isinstance(first.lost(), Unsure)
@@ -321,7 +321,7 @@ def test_a_renewal_that_arrives_late_does_not_count() -> None:
         def wait(method: str, _: str) -> None:
             if method == "PUT":
                 api.before = lambda *_: None
-                time.sleep(1.1)
+                time.sleep(3.5)
 
         api.before = wait
         with pytest.raises(Lost, match="expired"):

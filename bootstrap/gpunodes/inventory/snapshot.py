@@ -87,8 +87,12 @@ def _key(name: Any) -> Any:
 
     With a marker that is not as Ansible writes it, it parses the file as YAML, too.
     """
-    if not isinstance(name, str):
+    if name is None or isinstance(name, (bool, int, float)):
         return name
+    if not isinstance(name, str):
+        raise WrongInput(
+            f"{str(name)[:60]!a} is a key", "keys that are text or numbers", "correct what the plugin lists"
+        )
     if name.startswith(_MARKER):
         raise WrongInput(f"{name[:60]!a} is a key", f"keys that do not begin with {_MARKER}: Ansible reads them", "")
     return _encodable(name)

@@ -185,7 +185,7 @@ def _withhold(
 def _refused(key: str, value: Any, source: str) -> str | None:
     """None for a value that a source may set; else the form that it lacks, "" for a variable that it may not set."""
     if key in _LOCATIONS:
-        return None if value in {source, str(Path(source).parent)} else ""
+        return None if value in (source, str(Path(source).parent)) else ""
     if key in own_variables():
         return ""
     form = ALLOWED.get(key) if key.startswith("ansible_") else CONTROLLER.get(key, _ANY)

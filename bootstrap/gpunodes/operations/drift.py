@@ -91,9 +91,10 @@ def read_kubelets(inventory: Inventory, machines: Sequence[Machine], view: RunVi
     differing = []
     for machine in machines:
         differences = [one for one in drift.get(machine.name, ()) if one.kind == KUBELET]
-        problem = found.unread_kubelets.get(machine.name, "")
+        problem = found.kubelet_problems.get(machine.name, "")
         if not nodes.get(machine.name):
-            problem = "its node is not Ready" if machine.name in nodes else "it is not a node of the cluster"
+            none = found.off.get(machine.name) or "it is not a node of the cluster"
+            problem = "its node is not Ready" if machine.name in nodes else none
         if differences or problem:
             differing.append(MachineDrift(machine.name, differences, problem=problem))
     return differing

@@ -238,7 +238,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")
         leases = Leases(cluster, "uncordon")
         with leases.holding([node.name]):
-            schedulable = cluster.clear(node.name)
+            schedulable = cluster.clear(node.name, leases.now())
             # An unfinished repair ends too; what cannot be removed now is dropped by the next repair command.
             with contextlib.suppress(NoResponse, Refused):
                 leases.release(node.name)

@@ -80,8 +80,10 @@ class ClusterStatus:
     """The address of the setting gpunodes_control_plane_vip, "" for none."""
     holders: Sequence[str] = ()
     """The control planes that have it: one, unless something is wrong."""
-    unread_kubelets: Mapping[str, str] = field(default_factory=dict)
-    """Why the settings of these machines' kubelets are unknown."""
+    unread_kubelets: str = ""
+    """Which kubelets' settings are unknown, and why; a warning, too."""
+    kubelet_problems: Mapping[str, str] = field(default_factory=dict)
+    """The same by machine."""
     drift: Sequence[MachineDrift] = ()
     """How the control planes and kubelets that respond differ from their settings; none for one that does not."""
 
@@ -113,7 +115,8 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         holders=[name for name, answer in held.items() if answer is True],
         etcd_problem=etcd_problem,
         certificates=certificates,
-        unread_kubelets=own.unread,
+        unread_kubelets=own.unknown,
+        kubelet_problems=own.unread,
         drift=kubelet_drift.merged(differing(tracker), own.machines),
         warnings=[
             *dead,

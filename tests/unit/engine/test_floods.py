@@ -18,7 +18,7 @@ from gpunodes.engine.remote import answers, shell
 from gpunodes.engine.remote.messages import Messages
 from gpunodes.engine.remote.stream import Stream
 
-_LIMIT_S = 3.0
+_LIMIT_S = 15.0
 _START = f"import os, sys, time\nsys.stdout.write({answers._MARK_LINE!r}); sys.stdout.flush()\n"
 FLOODS = {
     "no line break": "import sys\nwhile True: sys.stdout.write('x' * 65536)",

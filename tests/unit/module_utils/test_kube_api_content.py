@@ -129,3 +129,9 @@ def test_an_error_instead_of_a_log_is_that_of_the_api(monkeypatch: pytest.Monkey
     head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(body)
     with answered(head + body) as connection, pytest.raises(kube_api.ApiError, match="no such container"):
         client(connection, monkeypatch).get(LOG)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nodes/log", "/api/v1/namespaces/log", "/api/v1/namespaces/a/configmaps/log"])
+def test_an_object_with_the_name_log_is_no_log(path: str) -> None:
+    assert not kube_api.is_log(path)
+    assert kube_api.is_log("/api/v1/namespaces/a/pods/log/log?tailLines=1")

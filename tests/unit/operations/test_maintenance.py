@@ -191,6 +191,14 @@ def test_expired_maintenance_without_a_cordon_does_not_keep_that_of_a_later_repa
     assert not node(place)["spec"].get("unschedulable")
 
 
+def test_expired_maintenance_does_not_keep_the_cordon_of_a_repair_that_is_cleared() -> None:
+    place = fleet(5, ["w1"], cures=frozenset())
+    on(place, time.time() - 60, cordon=False)
+    assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
+    assert power.clear(place, entry(place), without_cluster=False).schedulable is True
+    assert not node(place)["spec"].get("unschedulable")
+
+
 def test_a_machine_whose_repair_is_cleared_in_maintenance_stays_cordoned() -> None:
     """By `gpunodes uncordon`, after it needed repair: maintenance is what keeps pods away now."""
     place = fleet(5, ["w1"], cures=frozenset())

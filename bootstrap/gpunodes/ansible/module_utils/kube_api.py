@@ -61,13 +61,14 @@ class Limits:
     """Bytes of a response: lists of a large cluster have tens of megabytes."""
 
 
+_LOG = re.compile(r"/api/v1/namespaces/[^/]+/pods/[^/]+/log")
 _OF_LOG = Limits(call_s=10, whole_s=10, most=1 << 20)
 """A log is what a kubelet sends, whatever limits it was asked to keep; ``whole_s`` is for all of its response."""
 
 
 def is_log(path: str) -> bool:
     """Whether ``path`` is that of a pod's log."""
-    return path.partition("?")[0].endswith("/log")
+    return _LOG.fullmatch(path.partition("?")[0]) is not None
 
 
 class Client:

@@ -83,12 +83,12 @@ class Cluster(Api):
         """Cordon, taint and label a node that gpunodes cannot repair."""
         self._change(name, lambda node: marks.give_up(node, repair, reason))
 
-    def clear(self, name: str) -> bool:
+    def clear(self, name: str, now: float) -> bool:
         """Remove all annotations, labels and taints of repairs from a node, and their cordon; maintenance keeps it.
 
-        Returns whether the node is schedulable now.
+        Returns whether the node is schedulable now. ``now`` in seconds since 1970.
         """
-        self._change(name, marks.clear)
+        self._change(name, lambda node: marks.clear(node, now))
         after = self.node(name)
         return after is not None and not after.cordoned
 

@@ -118,13 +118,14 @@ def give_up(node: NodeObject, repair: str, reason: str) -> Patch:
     return patch
 
 
-def clear(node: NodeObject) -> Patch:
-    """Remove all annotations, labels and taints of repairs, and their cordon; maintenance keeps it, until its end."""
+def clear(node: NodeObject, now: float) -> Patch:
+    """Remove all annotations, labels and taints of repairs, and their cordon; maintenance keeps it: ``uncordon``."""
     patch = _without_taint(_merged(node, untaint(node)), NEEDS_REPAIR)
     removed = dict.fromkeys((CORDONED_BY, REASON, REPAIRS, NEEDS_REPAIR))
     patch["metadata"] = {"annotations": removed, "labels": {NEEDS_REPAIR: None}}
     if CORDONED_BY in _annotations(node):
-        patch = _without_cordon(node, patch, maintenance_of(node))
+        maintained = maintenance_of(node)
+        patch = _without_cordon(node, patch, maintained if _keeps_cordon(maintained, now) else None)
     return _with_plugin(node, patch)
 
 
