@@ -140,6 +140,7 @@ def _removed(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # A static inventory has none. What cannot be removed here is removed with its run folder.
         shutil.rmtree(folder, ignore_errors=True)
 
 
