@@ -76,7 +76,7 @@ types: $(VENV)/.installed
 
 # Two processes per processor: many of these tests only wait.
 unit: $(VENV)/.installed
-	pytest --numprocesses $$((2 * $$(nproc))) tests/unit
+	pytest --numprocesses $$((2 * $$(nproc))) -m 'not long' tests/unit
 
 site: $(VENV)/.installed ## Build the documentation as a site in build/site; fails for a broken link
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
@@ -94,7 +94,7 @@ format: $(VENV)/.installed ## Format the Python files with ruff
 test: ## All that CI runs: checks, package, roles, and one part of test-machines in turn (or PART=NAME)
 	@$(PYTHON) -m tests.machines.parts $(PART) >/dev/null
 	$(MAKE) --no-print-directory test-tools
-	$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS) test-package test-trust
+	$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS) test-package test-long test-trust
 	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
 	$(MAKE) --no-print-directory test-part
 
@@ -192,6 +192,10 @@ test-sanity: collection ## ansible-test sanity on the built collection, for each
 	for version in $(PYTHONS); do \
 	  if python$$version --version; then ansible-test sanity --color no --venv --python $$version; fi; done
 
+.PHONY: test-long
+test-long: $(VENV)/.installed ## The unit tests that `make check` leaves out: with Ansible, sshd or a browser, or of a whole table
+	pytest --numprocesses $$((2 * $$(nproc))) -m long tests/unit
+
 .PHONY: test-trust
 test-trust: $(VENV)/.installed ## Every playbook and command with machines that report an attack in every string
 	pytest --numprocesses $$((2 * $$(nproc))) tests/trust
@@ -209,7 +213,7 @@ MOLECULE := $(AS_ROOT) rm -rf $(CURDIR)/build/molecule && \
 
 .PHONY: test-repair
 test-repair: $(INSTALLED)/.installed ## Repairs of a thousand nodes with a real API server, without machines
-	$(MACHINES) tests/repair
+	$(MACHINES) --numprocesses 3 --dist loadfile tests/repair
 
 .PHONY: test-part
 test-part: $(ANSIBLE)/.installed ## One part of test-machines: PART=NAME, or the part in turn

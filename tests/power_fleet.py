@@ -17,6 +17,8 @@ from gpunodes.autoscale.state import Kubelet, MachineState, Phase
 from gpunodes.autoscale.store import POOL_LABEL, Overtaken
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble
+from gpunodes.repair import switched_off
+from gpunodes.repair.switched_off import Switched
 
 GPU = "nvidia.com/gpu"
 CAPACITY = {"cpu": "8", "memory": "64Gi", "pods": "110", GPU: "2"}
@@ -105,6 +107,9 @@ class MemoryStore:
         self._read = self.version
         found = {name: state.parse(text) for name, text in self.texts.items()}
         return {name: each for name, each in found.items() if each}
+
+    def switched_off(self) -> dict[str, Switched]:
+        return {name: each for name, each in switched_off.parse(self.texts).items() if each.on_purpose}
 
     def write(self, changes: Mapping[str, MachineState | None]) -> None:
         if self._read != self.version:
@@ -229,6 +234,11 @@ class Site:
         # Machines without a node are known when their BMCs have answered.
         self.looks_until(server, lambda: set(self.plan.machines) <= set(self.phases()))
         return server
+
+    def look(self) -> None:
+        """Let the server look at the cluster, and let the proofs that it begins come to their next step."""
+        self.server.look()
+        self.until(lambda: not self.server._proofs._busy)
 
     def phases(self) -> dict[str, Phase]:
         return {name: each.phase for name, each in self.store.states().items()}

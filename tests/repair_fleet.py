@@ -53,7 +53,9 @@ class Api:
     sticky: set[str] = field(default_factory=set)
     """Pods that never terminate."""
     switched: dict[str, str] | None = None
-    """The autoscaler's states by node; None: there is no autoscaler."""
+    """The autoscaler's states by node; None: there was never an autoscaler."""
+    scales: bool = False
+    """Whether the autoscaler is there."""
     down: bool = False
     by_ssh: dict[str, str] | None = None
     """The holder of the SSH lock."""
@@ -115,7 +117,12 @@ class Api:
             return self._lease(method, path.removeprefix(LEASES).strip("/"), body)
         if path.endswith("/configmaps/gpunodes-autoscaler-state"):
             about = {"name": "gpunodes-autoscaler-state", "uid": "u", "resourceVersion": "1"}
+            if self.switched is not None and method == "PATCH":
+                _merge(self.switched, body["data"])
             return (404, "not found") if self.switched is None else (200, {"metadata": about, "data": self.switched})
+        if path.endswith("/deployments/gpunodes-autoscaler"):
+            about = {"name": "gpunodes-autoscaler", "uid": "u", "resourceVersion": "1"}
+            return (200, {"metadata": about}) if self.scales else (404, "not found")
         if path == "/api/v1/nodes":
             return 200, {"items": list(self.nodes.values())}
         if path.startswith("/api/v1/nodes/"):

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gpunodes.autoscale.nodes import POWER_OFF
@@ -17,6 +19,8 @@ from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.session import Session
+from gpunodes.model import Machine, Role
+from gpunodes.operations.autoscale import removal, switched_on
 from gpunodes.operations.autoscale.objects import PASSWORDS, Objects
 from gpunodes.planner import registration
 
@@ -152,6 +156,64 @@ def test_plan_passwords_and_states_in_the_cluster(tmp_path: Path) -> None:
         assert (objects.plan(), objects.states(create=False)) == (None, {})
         for each in (session, in_pod):
             each.close()
+
+
+def test_a_removal_gives_nodes_back_and_a_switch_on_ends_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the real API: taints, marks and states; the fleet has only names and addresses."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    machines = [Machine(name, "", Role.WORKER) for name in MACHINES]
+    fleet: Any = SimpleNamespace(cluster_name="c", all_machines=lambda: machines)
+    lines: list[str] = []
+
+    def report(_: str, text: str) -> None:
+        lines.append(text)
+
+    with apiserver.running(tmp_path) as server, contextlib.closing(autoscaling.server_session(server)) as session:
+        objects = Objects(session)
+        assert (objects.is_installed(), objects.pod_nodes()) == (False, [])
+        objects.write_plan(document(MACHINES, POOLS), {})
+        for name, provider in (("h1", "gpunodes://h1"), ("t1", "gpunodes://other")):
+            _node(server, name, provider)
+        objects.states()
+        objects.write({name: MachineState(Phase.STOPPING, 1.0, "nothing needs it") for name in MACHINES})
+        removal.settle(fleet, objects, report)
+        assert _taints(server, "h1") == ["yours"]
+        assert len(_taints(server, "t1")) == 4, "it is not certainly its own"
+        found = objects.seen_nodes()["h1"]
+        assert dict(found.annotations) == {}
+        phases = {name: each.phase for name, each in objects.states(create=False).items()}
+        assert phases == {"h2": Phase.OFF, "t1": Phase.OFF}
+        switched_on.end_off(fleet, machines[1], session, report)
+        assert lines[-1].startswith("it is off on purpose no longer")
+        assert set(objects.states(create=False)) == {"t1"}
+        server.call("DELETE", "/api/v1/nodes/t1", {})
+        _node(server, "t1", "gpunodes://t1")
+        removal.settle(fleet, objects, report)
+        assert (objects.states(create=False), _taints(server, "t1")) == ({}, ["yours"])
+
+
+def _node(server: apiserver.ApiServer, name: str, provider: str) -> None:
+    """A ready node with everything that the autoscaler and the power server set."""
+    own = ["gpunodes.dev/starting", "gpunodes.dev/stopping", "ToBeDeletedByClusterAutoscaler"]
+    notes = {
+        "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true",
+        "gpunodes.dev/autoscaler-disabled": "maintenance",
+        POWER_OFF: "boot",
+    }
+    taints = [{"key": key, "effect": "NoSchedule"} for key in [*own, "yours"]]
+    body = {"metadata": {"name": name, "annotations": notes}, "spec": {"providerID": provider, "taints": taints}}
+    server.call("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", **body})
+    status = {
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
+        "nodeInfo": {"systemUUID": uuid(name), "bootID": f"boot-{name}"},
+    }
+    server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, "application/merge-patch+json")
+
+
+def _taints(server: apiserver.ApiServer, name: str) -> list[str]:
+    return sorted(each["key"] for each in server.call("GET", f"/api/v1/nodes/{name}")["spec"].get("taints", ()))
 
 
 def _account(server: apiserver.ApiServer, folder: Path) -> Path:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import here
 from gpunodes.engine.cluster.session import Session
-from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.operations import maintenance
 
@@ -209,7 +209,7 @@ def test_a_machine_in_maintenance_is_not_repaired(server: ApiServer, machines: P
 def test_two_repair_decisions(server: ApiServer) -> None:
     """The decision lock is renewed as long as it is held."""
     sessions = [Session(here(sys.executable, server.kubeconfig)) for _ in range(2)]
-    first, second = (Leases(Cluster(session), "health", duration_s=3.0) for session in sessions)
+    first, second = (Leases(Cluster(session), "health", duration_s=6.0) for session in sessions)
     try:
         with first.deciding():
             time.sleep(4.5)
@@ -225,16 +225,29 @@ def test_two_repair_decisions(server: ApiServer) -> None:
     assert held(server) == []
 
 
+def once_expired(take: Callable[[], object]) -> None:
+    """Call ``take`` until the lock in its way has expired: its times are whole seconds, and a renewal may be late."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            take()
+        except Held:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
 def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiServer) -> None:
     """By resource versions: a late renewal does not overwrite the new holder."""
     sessions = [Session(here(sys.executable, server.kubeconfig)) for _ in range(2)]
-    first, second = (Leases(Cluster(session), "repair", duration_s=3.0) for session in sessions)
+    first, second = (Leases(Cluster(session), "repair", duration_s=6.0) for session in sessions)
     try:
         first.take("n1", "")
         first._stop.set()  # as a process that the kernel does not let run
-        time.sleep(3.5)
+        once_expired(lambda: second.take("n1", ""))
         assert "could not be renewed" in str(first.lost())
-        second.take("n1", "")
         with pytest.raises(Exception, match="was taken by `gpunodes repair` of "):
             first.confirm("n1")
         first.release("n1")
@@ -250,4 +263,28 @@ def test_a_lock_that_expired_is_taken_by_one_and_lost_to_the_other(server: ApiSe
             each.close()
         for session in sessions:
             session.close()
+    assert held(server) == []
+
+
+@pytest.mark.parametrize("suspended", ["n1", "c0"])
+def test_a_lock_that_expired_does_not_come_back_although_nobody_took_it(server: ApiServer, suspended: str) -> None:
+    """Others began meanwhile what it excludes: work on the control plane, or on any machine."""
+    other = {"n1": "c0", "c0": "n1"}[suspended]
+    sessions = [Session(here(sys.executable, server.kubeconfig)) for _ in range(2)]
+    first, second = (Leases(Cluster(session), "repair", duration_s=6.0) for session in sessions)
+    try:
+        first.take(suspended, "", alone=suspended == "c0")
+        first._stop.set()  # as a process that the kernel does not let run
+        once_expired(lambda: second.take(other, "", alone=other == "c0"))
+        with pytest.raises(Lost, match=f"the lock on {suspended} expired"):
+            first.confirm(suspended)
+        assert "expired" in str(first.lost())
+        second.confirm(other)
+        second.release(other)
+    finally:
+        for each in (first, second):
+            each.close()
+        for session in sessions:
+            session.close()
+        server.call("DELETE", f"{LEASES}/gpunodes-machine-{suspended}")
     assert held(server) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import sys
 import time
@@ -11,11 +12,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import yaml
 from gpunodes.engine.cluster import connection
-from gpunodes.engine.cluster.access import Access, Binding
+from gpunodes.engine.cluster.access import OWN, Access, Binding
 from gpunodes.engine.cluster.session import Session
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.kubeconfig import reduced
@@ -26,7 +28,7 @@ from . import apiserver
 from .apiserver import ApiServer
 
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-OK, FORBIDDEN = 200, 403
+OK, CREATED, FORBIDDEN = 200, 201, 403
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,44 @@ def test_another_role_a_renewal_and_a_removal(server: ApiServer, access: Access,
         users.removed(access, "bob@example.org")
     with pytest.raises(WrongInput, match="is no user of this cluster"):
         make(server, access, Request("bob@example.org"))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"name": "gpunodes:user:bob?x"},
+        {"name": "gpunodes:user:bob#x"},
+        {"name": "gpunodes:user:bob x"},
+        {"name": "gpunodes:user:bob", "finalizers": ["example.org/keep"]},
+    ],
+    ids=str,
+)
+def test_rights_that_a_user_keeps_are_reported(
+    server: ApiServer, access: Access, tmp_path: Path, forged: dict[str, Any]
+) -> None:
+    """An admin of a namespace makes himself a binding there that looks like one of gpunodes, or keeps ours."""
+    made = make(server, access, Request("bob", "admin", "team"))
+    folder = "/apis/rbac.authorization.k8s.io/v1/namespaces/team/rolebindings"
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"}
+    subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "bob"}
+    metadata = {**forged, "labels": {OWN: "true"}}
+    body = json.dumps({"metadata": metadata, "roleRef": reference, "subjects": [subject]}).encode()
+    own = "finalizers" in forged
+    changed = call(made, tmp_path, f"{folder}/{forged['name']}" if own else folder, "PUT" if own else "POST", body)
+    assert changed == (OK if own else CREATED)
+    with pytest.raises(GpunodesError, match="bob still has rights by bindings") as caught:
+        users.removed(access, "bob")
+    assert f"RoleBinding team/{forged['name']} (admin)" in str(caught.value)
+    assert call(made, tmp_path, "/api/v1/namespaces/team/secrets") == OK, "he has these rights"
+    left = [each["metadata"]["name"] for each in server.call("GET", folder)["items"] if "bob" in str(each["subjects"])]
+    assert left == [forged["name"]]
+    # What the message proposes.
+    path = f"{folder}/{quote(forged['name'])}"
+    server.call("PATCH", path, {"metadata": {"finalizers": None}}, "application/merge-patch+json")
+    if not own:
+        server.call("DELETE", path)
+    with pytest.raises(WrongInput, match="bob is no user of this cluster"):
+        users.removed(access, "bob")
 
 
 @pytest.mark.parametrize(

@@ -275,6 +275,7 @@ def test_settings_replace_images() -> None:
     assert filters.addon("", {}, {})["images"] == {}
 
 
+@pytest.mark.long
 def test_ansible_applies_what_these_tests_read(tmp_path: Path) -> None:
     """The rules and the dashboard have expressions in braces: Ansible must not take them for its own."""
     play = {

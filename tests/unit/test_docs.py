@@ -78,6 +78,7 @@ def test_every_command_has_a_manual_page() -> None:
     assert "--with-cuda".replace("-", "\\-") in pages["gpunodes-gpu-install.1"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_manual_pages_are_valid() -> None:
     for page in GENERATE["man_pages"]().values():
@@ -374,6 +375,7 @@ def test_the_example_inventory_works(tmp_path: Path) -> None:
     assert inventory.machines(Role.WORKER)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", INVENTORIES, ids=name_of)
 def test_inventories_of_examples_work(path: Path) -> None:
     inventory = Inventory(path)

@@ -20,6 +20,8 @@ import yaml
 from click.testing import CliRunner
 from gpunodes.cli import common, root
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 IN_USE = "nouveau uses the GPU and cannot be unloaded: Module nouveau is in use"
 # Notes its name, and answers what the test has written down for this call.

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 ROLE = ROOT / "roles/gpu_upgrade"
 LABELS = {"gpunodes.dev/gpu": "true", "gpunodes.dev/pool": "a"}

@@ -246,6 +246,7 @@ def bomb_of_many(content: bytes) -> bytes:
     return zipped({str(number): content[: 2 << 20] for number in range(len(content) >> 21)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "packer",
     [gzip.compress, lzma.compress, zstd.compress, bz2.compress, lambda content: zipped({"log": content}), bomb_of_many],

@@ -14,6 +14,8 @@ import pytest
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 DOCUMENT = {
     "schema": "gpunodes.repair/1",

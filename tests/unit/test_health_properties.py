@@ -144,6 +144,7 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HOSTILE)
 def test_twice_the_log_is_twice_the_work(name: str) -> None:
     make = HOSTILE[name]

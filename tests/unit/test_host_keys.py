@@ -29,6 +29,8 @@ from gpunodes.inventory import Inventory
 
 from tests import sshd
 
+pytestmark = pytest.mark.long
+
 needs_sshd = pytest.mark.skipif(
     sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd (package openssh-server), and root to run it"
 )

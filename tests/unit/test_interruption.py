@@ -16,6 +16,8 @@ import pytest
 from gpunodes.cli import repair_options
 from gpunodes.repair.result import RepairResult
 
+pytestmark = pytest.mark.long
+
 LAST = "interrupted; run the same command again"
 # Stands in for Ansible: one task that runs until it is interrupted.
 JOIN = """

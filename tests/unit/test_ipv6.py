@@ -23,10 +23,13 @@ from gpunodes.model import Role
 
 from tests import sshd
 
-pytestmark = pytest.mark.skipif(
-    sshd.SSHD is None or os.geteuid() != 0 or not Path("/proc/sys/net/ipv6").exists(),
-    reason="needs sshd (package openssh-server), root to run it, and IPv6",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        sshd.SSHD is None or os.geteuid() != 0 or not Path("/proc/sys/net/ipv6").exists(),
+        reason="needs sshd (package openssh-server), root to run it, and IPv6",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

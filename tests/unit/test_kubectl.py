@@ -84,6 +84,7 @@ def test_a_program_of_a_wrong_checksum_is_refused(mirror: str, tmp_path: Path, d
     assert not (tmp_path / "kubectl").exists()
 
 
+@pytest.mark.long
 def test_a_file_serves_as_well_and_stays_as_it_is(tmp_path: Path) -> None:
     """The second run does not touch the file: make would build the image again."""
     options = ("--from", str(tmp_path / "own"), "--sha256", DIGEST)
@@ -103,6 +104,7 @@ def test_without_the_publisher_the_image_has_none(tmp_path: Path) -> None:
     assert (tmp_path / "kubectl").read_bytes() == b""
 
 
+@pytest.mark.long
 def test_a_source_that_is_named_must_have_it(mirror: str, tmp_path: Path) -> None:
     for source in (f"{mirror}/absent", str(tmp_path / "absent")):
         done = obtain(tmp_path / "kubectl", "--from", source)

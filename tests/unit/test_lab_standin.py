@@ -222,6 +222,7 @@ def test_dkms_builds_the_modules_of_the_makefile(compiled: Objects) -> None:
     assert {f"/usr/src/nvidia-580.65.06/{name}.c" for name in modules} <= set(files)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(programs.missing_packages()), reason="needs the programs that a mirror is built with")
 def test_dpkg_reads_the_packages(compiled: Objects, tmp_path: Path) -> None:
     for package, entries in cuda_repository(compiled):

@@ -220,6 +220,7 @@ def test_kubelets_are_scraped_only_where_their_certificates_can_be_verified(tmp_
         assert ("authorization" in each) is (each.get("scheme") == "https") is ("ca_file" in str(each))
 
 
+@pytest.mark.long
 def test_without_metrics_of_gpunodes_there_are_no_alerts_about_them(tmp_path: Path) -> None:
     made = yaml.safe_load(configuration(tmp_path).read_text())
     assert (made["rule_files"], "gpunodes" in jobs(tmp_path / "whole.yml")) == (["rules.yml"], True)

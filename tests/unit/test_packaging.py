@@ -14,6 +14,8 @@ import pytest
 import yaml
 from gpunodes import __version__
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -253,6 +253,7 @@ def deduplicator(lines: list[tuple[float, str]]) -> tuple[str, list[dict[str, An
     return text, found.repeats(), cut
 
 
+@pytest.mark.long
 def test_log_flood_is_counted_and_other_errors_stay() -> None:
     flood = [(float(n), f"NVRM: Xid (PCI:0000:3b:00): 31, pid={n}, name=python, Ch {n:08x}") for n in range(190_000)]
     flood.insert(100_000, (100_000.0, "NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus."))
@@ -306,6 +307,7 @@ def test_other_reports_of_stuck_tasks_stay_complete(first: str) -> None:
     assert (cut, text.count("[nvidia]")) == (False, 60)
 
 
+@pytest.mark.long
 def test_log_of_different_lines_is_bounded_and_keeps_driver_lines() -> None:
     words = ["".join(chr(103 + (n >> shift) % 16) for shift in range(0, 20, 4)) for n in range(60_000)]
     lines = [(float(n), f"{word} " * 12) for n, word in enumerate(words)]

@@ -20,6 +20,8 @@ from gpunodes.engine.power import Access, PowerProblem, kinds
 from tests import forward_proxy, redfish
 from tests.playbooks import FOLDER, roles_of
 
+pytestmark = pytest.mark.long
+
 SECRET = "s%40fe!word"
 INVENTORY = {
     "control_plane": {"hosts": {"control-1": {"ansible_host": "192.0.2.1"}}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from gpunodes.repair.record import RepairOutcome
 from gpunodes.repair.request import RepairRequest
 from gpunodes.repair.result import MachineRepair, RepairResult
 
+from tests import repair_fleet
 from tests.repair_fleet import Fleet, clean, fleet, hurry, outcomes, run
 
 
@@ -140,13 +142,19 @@ def test_only_the_pool_of_a_repaired_machine_is_scanned_too() -> None:
     assert place.scans == 1 + 1 + 3, "itself twice, each other machine of its pool once"
 
 
-def test_the_loop_guard_stops_the_third_repair() -> None:
+def sick_again_after_two_repairs() -> Fleet:
+    """A fleet whose machine w1 was repaired twice."""
     place = fleet(5, ["w1"])
     for _ in range(2):
         place.machines["w1"].sick = True
         assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED
-        time.sleep(1)  # a node remembers its repairs by the second
+        time.sleep(1.1)  # a node remembers its repairs by the second
     place.machines["w1"].sick = True
+    return place
+
+
+def test_the_loop_guard_stops_the_third_repair() -> None:
+    place = sick_again_after_two_repairs()
     remembered = history.path().read_text()
     history.path().unlink()
     plan = {each.machine: each for each in run(place, dry_run=True).machines}["w1"]
@@ -162,6 +170,16 @@ def test_the_loop_guard_stops_the_third_repair() -> None:
     assert node["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
     assert place.api.events[-1]["reason"] == "NeedsRepair"
     assert place.api.leases == {}
+
+
+def test_the_loop_guard_counts_repairs_of_controllers_whose_clocks_are_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair is dated by the control plane's clock, with which the guard compares it."""
+    now = time.time
+    monkeypatch.setattr(repair_fleet, "time", SimpleNamespace(time=lambda: now() + 3 * 86400))
+    place = sick_again_after_two_repairs()
+    assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
+    assert place.machines["w1"].done == ["reboot", "reboot"]
+    assert all(entry.seconds < 60 for entry in history.read("w1"))
 
 
 def test_without_a_cluster_only_the_machine_is_changed() -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.engine import history
+from gpunodes.engine import history, records
+from gpunodes.engine.history import EntryKind
 from gpunodes.engine.machine_control import Boot
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.health import judge
 from gpunodes.health.model import Action, Finding, SiteRules, State, Verdict
 from gpunodes.operations.repair.escalating import performed_by_itself
 from gpunodes.repair import escalation, findings
+from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.policy import Decision, RepairLimits
-from gpunodes.repair.record import RepairOutcome, RepairRecord
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
 from tests import repair_fleet
-from tests.repair_fleet import clean, fleet, hurry, outcomes, run
+from tests.repair_fleet import clean, fleet, hurry, outcomes, resume, run
 
 
 @pytest.fixture(autouse=True)
@@ -101,10 +107,68 @@ def test_steps_that_the_machine_performed_by_itself_follow_from_its_boot_time() 
     armed = (("force", ordered_at + 15), ("sysrq", ordered_at + 23))
     record = RepairRecord("id", "w1", "test", 0.0, "", "reboot", hung=True, ordered_at=ordered_at, armed=armed)
     for uptime_s, names in ((50.0, []), (40.0, ["force"]), (30.0, ["force", "sysrq"])):
-        escalated = performed_by_itself(record, escalation.step("reboot"), Boot(Reached.ENDED, "new", uptime_s))
+        escalated = performed_by_itself(record, escalation.step("reboot"), Boot(Reached.ENDED, "new", uptime_s), 60.0)
         assert [step.name for step in escalated] == names
     working = dataclasses.replace(record, hung=False)
-    assert not performed_by_itself(working, escalation.step("reboot"), Boot(Reached.ENDED, "new", 30.0))
+    assert not performed_by_itself(working, escalation.step("reboot"), Boot(Reached.ENDED, "new", 30.0), 60.0)
+
+
+def still_down(monkeypatch: pytest.MonkeyPatch, polls: int, act: Callable[[], None] = lambda: None) -> None:
+    """The machine runs its old boot for some polls after a step was ordered; at the first one ``act`` is called."""
+    monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 30.0)
+    boot, seen = repair_fleet.StandInControl.boot, itertools.count(1)
+
+    def boot_of(control: repair_fleet.StandInControl) -> Boot:
+        if not control._machine.done:
+            return boot(control)
+        number = next(seen)
+        if number == 1:
+            act()
+        return Boot(Reached.ENDED, f"{control._machine.name}-boot-1", 1000.0) if number <= polls else boot(control)
+
+    monkeypatch.setattr(repair_fleet.StandInControl, "boot", boot_of)
+
+
+@pytest.mark.parametrize("jump", [1000.0, -1000.0])
+@pytest.mark.parametrize("without_cluster", [False, True])
+def test_a_clock_that_is_set_during_a_reboot_orders_no_other_step(
+    monkeypatch: pytest.MonkeyPatch, jump: float, *, without_cluster: bool
+) -> None:
+    place = fleet(5, ["w1"])
+    now = time.time
+    still_down(monkeypatch, 3, lambda: monkeypatch.setattr(time, "time", lambda: now() + jump))
+    result = run(place, without_cluster=without_cluster)
+    assert outcomes(result)["w1"] is RepairOutcome.REPAIRED
+    assert place.machines["w1"].done == ["reboot"]
+    (step,) = [entry for entry in history.read("w1") if entry.kind is EntryKind.STEP]
+    assert re.search(r"after \d s", step.detail), step.detail
+
+
+def test_a_repair_that_a_controller_with_another_clock_resumes_orders_no_other_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The control plane's clock counts, whichever controller ordered the step."""
+    place, now = fleet(5, ["w1"]), time.time
+    monkeypatch.setattr(repair_fleet, "time", SimpleNamespace(time=lambda: now() - 86400))
+    ordered_at = now() - 86400
+    place.cordon("w1", "r1")
+    place.machines["w1"].use("reboot")
+    record = RepairRecord("r1", "w1", "test", ordered_at, "hung", "reboot", node="w1", boot_id="w1-boot-1", hung=True)
+    records.write(record.to(Stage.ESCALATE, step="reboot", ordered_at=ordered_at))
+    still_down(monkeypatch, 3)
+    assert outcomes(resume(place))["w1"] is RepairOutcome.REPAIRED
+    assert place.machines["w1"].done == ["reboot"]
+
+
+def test_an_order_in_the_future_is_not_waited_for_longer_than_a_boot() -> None:
+    """The control plane's clock was set back, or the record was not written by gpunodes."""
+    place = fleet(5, ["w1"], deaf=frozenset({"reboot"}))
+    place.cordon("w1", "r1")
+    later = time.time() + 1e6
+    record = RepairRecord("r1", "w1", "test", time.time(), "hung", "reboot", node="w1", boot_id="w1-boot-1", hung=True)
+    records.write(record.to(Stage.ESCALATE, step="reboot", ordered_at=later))
+    assert outcomes(resume(place))["w1"] is RepairOutcome.REPAIRED
+    assert place.machines["w1"].done[0] == "force"
 
 
 def test_the_bmc_resets_a_machine_that_no_other_step_reboots() -> None:

@@ -287,6 +287,7 @@ def test_playbooks_match_as_commands_do() -> None:
     }
 
 
+@pytest.mark.long
 def test_a_clone_with_the_hostname_of_another_is_neither_drained_nor_reset(tmp_path: Path) -> None:
     """`remove worker-5`, a clone with the hostname worker-1, drained and deleted worker-1."""
     (tmp_path / "hosts.yml").write_text(

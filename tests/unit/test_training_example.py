@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAINING = EXAMPLES / "training"
 NO_TORCH = "PyTorch is not among the dependencies: hundreds of MB; machines with it run this test"

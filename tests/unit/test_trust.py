@@ -322,7 +322,9 @@ def test_texts_become_documents_in_known_places_only() -> None:
 
 
 def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> None:
-    """Three files alone write them: edit.py and addressed.py, of words of the user's, and the runner's, of ssh_config.
+    """Four files alone write them: edit.py and addressed.py, of words of the user's, and the runner's, of ssh_config.
+
+    snapshot.py copies a dynamic inventory, and marks what its source says (test_inventory_sources.py).
 
     `adopt` is the exception: what a cluster reports goes through planner/adoption.py, where each value has a pattern
     (test_adoption.py), and neither of the first two writes a template for it.
@@ -336,7 +338,7 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
         if path.relative_to(package).parts[0] not in {"lab", "ansible"}
     }
     writers = {name for name, text in texts.items() if ways.search(text) and about.search(text)}
-    assert writers == {"inventory/addressed.py", "inventory/edit.py", "engine/runner.py"}
+    assert writers == {"inventory/addressed.py", "inventory/edit.py", "inventory/snapshot.py", "engine/runner.py"}
     for write in (addressed.file_of, lambda document: edit.create(tmp_path / "new.yml", document)):
         for template in ("{{ x }}", "{% x %}", "{# x #}"):
             with pytest.raises(WrongInput, match="would have the template"):
@@ -417,6 +419,7 @@ def forged(event: dict[str, Any]) -> str:
     return f"\x1b[K{text}\x1b[{len(text)}D\x1b[K"
 
 
+@pytest.mark.long
 def test_a_machine_cannot_forge_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose warnings, errors or keys hold ansible-runner's marks reports nothing in another's name."""
     fleet = machines(tmp_path, {"control_plane": ["worker-1"]}, {})

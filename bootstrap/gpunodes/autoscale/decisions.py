@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.nodes import SeenNode
-from gpunodes.autoscale.plan import NodeShape, Plan
+from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
 from gpunodes.autoscale.state import COUNTED, Kubelet, MachineState, Phase
+from gpunodes.planner import node_templates
 
 RETRY_S = 1800.0
 """Seconds after which a machine that did not start is tried again."""
@@ -22,6 +23,11 @@ or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet"
 _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
+_DOING = {
+    Phase.STARTING: "it was being switched on",
+    Phase.STOPPING: "it was being switched off",
+    Phase.GIVING_UP: "it was given up, and was being switched off",
+}
 _GRACE = 1.2
 """The autoscaler gives a start up after ``boot_s``; this server does so itself if the autoscaler does not."""
 
@@ -133,23 +139,13 @@ def unused(world: World) -> list[str]:
 
 
 def template(world: World, pool: str) -> NodeShape:
-    """What a pod would see of a new node of a pool: as a node of it was seen last, else as planned."""
-    names = world.plan.of_pool[pool]
-    for name in names:
-        state = world.states.get(name)
-        if state and state.saved and state.saved.shape.capacity:
-            return _without_marks(state.saved.shape)
-    return world.plan.pools[pool].template
-
-
-def _without_marks(found: NodeShape) -> NodeShape:
-    """A shape without the marks of one machine's repair."""
-    labels = {key: text for key, text in found.labels.items() if not key.startswith("gpunodes.dev/needs-repair")}
-    return NodeShape(
-        labels,
-        [each for each in found.taints if not each["key"].startswith("gpunodes.dev/needs-repair")],
-        found.capacity,
-    )
+    """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned."""
+    planned = world.plan.pools[pool]
+    states = (world.states.get(name) for name in world.plan.of_pool[pool])
+    seen = [state.saved.shape for state in states if state and state.saved and state.saved.shape.capacity]
+    if not seen:
+        return planned.template
+    return node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
 
 
 def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, MachineState]]:
@@ -199,6 +195,22 @@ def switched_off(state: MachineState, now: float) -> MachineState:
         # Tried again RETRY_S after it was given up, however long its BMC refused to switch it off.
         return dataclasses.replace(state, phase=Phase.FAILED, error=state.reason)
     return dataclasses.replace(state, phase=Phase.OFF, since=now, error="", used=now)
+
+
+def without_autoscaler(state: MachineState, found: SeenNode | None, now: float) -> MachineState | None:
+    """The state of a machine whose autoscaler was removed; None if nothing is to be remembered: it is as any other.
+
+    ``found`` is its own node. What was begun ends as it will: a machine that then has a ready node is not off.
+    """
+    if state.phase is Phase.ON or (found and (found.node.ready or state.phase is Phase.STARTING)):
+        return None
+    if state.phase not in _DOING:
+        return state
+    # A node that is still there, and not ready, is one that nobody deleted when its machine was off. OFF would mean a
+    # machine whose node was deleted, so that this one would be repaired.
+    phase = Phase.BY_HAND if found else Phase.OFF
+    reason = f"{_DOING[state.phase]} when the autoscaler was removed"
+    return dataclasses.replace(state, phase=phase, since=now, reason=reason, error="")
 
 
 def unregistered(name: str, state: MachineState, kubelet: Kubelet, now: float) -> MachineState:

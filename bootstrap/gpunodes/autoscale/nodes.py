@@ -39,7 +39,9 @@ _ANNOTATIONS_OF_OTHERS = (
     _MARK,
     POWER_OFF,
 )
-_TAINTS_OF_OTHERS = ("node.kubernetes.io/", "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler")
+_OF_AUTOSCALER = ("ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler")
+"""Taints that the autoscaler itself sets, and takes away again while it runs."""
+_TAINTS_OF_OTHERS = ("node.kubernetes.io/", *_OF_AUTOSCALER)
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")
 # A node writes its resources itself, and its taints when it registers: with many, it must not fill the states of all.
 _MOST_DEVICES = 16
@@ -137,8 +139,10 @@ def stays(found: SeenNode) -> Patch:
     return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STOPPING]}}
 
 
-def lifted(found: SeenNode) -> Patch:
-    """The patch that takes the starting taint away."""
+def lifted(found: SeenNode, boot_id: str) -> Patch | None:
+    """The patch that takes the starting taint away; None in another boot."""
+    if found.node.boot_id != boot_id:
+        return None
     return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STARTING]}}
 
 
@@ -153,6 +157,20 @@ def kept_on(found: SeenNode, why: str) -> Patch | None:
     if not why and own:
         return {"metadata": {"annotations": {DISABLED: None, _MARK: None}}}
     return None
+
+
+def given_back(found: SeenNode) -> Patch | None:
+    """The patch that takes away what nobody lifts without an autoscaler and this server; None if nothing is there.
+
+    Their taints, the order to shut down, and the mark of ``kept_on``; an annotation that a user set stays.
+    """
+    left = [dict(each) for each in found.taints if each["key"] not in (STARTING, STOPPING, *_OF_AUTOSCALER)]
+    own = (DISABLED, _MARK, POWER_OFF) if _MARK in found.annotations else (POWER_OFF,)
+    notes = dict.fromkeys(key for key in own if key in found.annotations)
+    patch: Patch = {"metadata": {"annotations": notes}} if notes else {}
+    if len(left) < len(found.taints):
+        patch["spec"] = {"taints": left}
+    return patch or None
 
 
 def not_in_service(found: SeenNode, expected: Mapping[str, str]) -> str:

@@ -9,19 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpunodes.engine.power import PowerProblem
 
-_AT_ONCE = 16
-
 
 class Orders:
     """Runs ``carry_out``, which must not raise, with a machine's name, and whether its order is repeated.
 
-    All methods may be called from any thread.
+    Of different machines, ``at_once`` are carried out at the same time. All methods may be called from any thread.
     """
 
-    def __init__(self, carry_out: Callable[[str, bool], None], again_s: float) -> None:
+    def __init__(self, carry_out: Callable[[str, bool], None], again_s: float, at_once: int = 16) -> None:
         self._carry_out = carry_out
         self._again_s = again_s
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="order")
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="order")
         self._mutex = threading.Lock()
         self._busy: set[str] = set()
         self._waiting: set[str] = set()

@@ -41,7 +41,12 @@ _SHAPE = {
             100,
         )
     ),
-    "pools": Named({"min": int, "max": int, "priority": int, "template": TEMPLATE}, 1000, _LABEL),
+    "pools": Named(
+        # The plan of an earlier release has no "given".
+        {"min": int, "max": int, "priority": int, "template": TEMPLATE, "given": Optional(TEMPLATE)},
+        1000,
+        _LABEL,
+    ),
     "machines": Named(
         {
             "pool": _LABEL,
@@ -104,6 +109,8 @@ class Pool:
     priority: int
     template: NodeShape
     """A node of it, while none of its machines has been seen in service."""
+    given: NodeShape
+    """The labels and taints that all its machines have by the settings; no capacity."""
 
 
 def node_shape(document: Mapping[str, Any]) -> NodeShape:
@@ -164,7 +171,14 @@ def parse(document: Any) -> Plan:
         found = f"its version is {document['version']}"
     if not found:
         pools = {
-            name: Pool(name, each["min"], each["max"], each["priority"], node_shape(each["template"]))
+            name: Pool(
+                name,
+                each["min"],
+                each["max"],
+                each["priority"],
+                node_shape(each["template"]),
+                node_shape(each.get("given") or {"labels": {}, "taints": [], "capacity": {}}),
+            )
             for name, each in document["pools"].items()
         }
         unknown = sorted({each["pool"] for each in document["machines"].values()} - set(pools))

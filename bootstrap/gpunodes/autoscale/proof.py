@@ -18,6 +18,8 @@ NAMESPACE = "gpunodes-proof"
 """Its pods have no rights, and it has no Secrets: the power server's account may create pods only there."""
 _PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _LIMIT_S = 900
+AT_ONCE = 2
+"""Proofs at once. A kubelet may keep each waiting for a log; two of the session's four requests are left for others."""
 
 
 class NotProven(GpunodesError):  # noqa: N818 - reads as the sentence it makes

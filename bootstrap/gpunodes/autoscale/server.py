@@ -52,6 +52,7 @@ class PowerServer:
         self._nodes: dict[str, SeenNode] = {}
         self._mutex = threading.RLock()
         self._orders = Orders(self._carry_out, AGAIN_S)
+        self._proofs = Orders(self._prove, 0.0, proof.AT_ONCE)
         self._questions = Questions(machines.state, AGAIN_S)
         self._foreign: set[str] = set()
         """Machines of whose nodes it was logged that they are of others."""
@@ -233,7 +234,7 @@ class PowerServer:
         return unfinished and self._orders.is_due(name, once=phase is Phase.STARTING)
 
     def _mark(self, name: str, found: SeenNode) -> None:
-        """Give a node back what it had, lift its taint when it is in service, and mark it while others hold it."""
+        """Give a node back what it had, prove its GPUs when it offers them, and mark it while others hold it."""
         with self._mutex:
             state, world = self._states.get(name), self._world()
             why = decisions.held(world, name)
@@ -244,18 +245,29 @@ class PowerServer:
             if found.is_starting and saved and nodes.restored(found, saved):
                 self._store.change(name, lambda node: nodes.restored(node, saved))
             expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
-            if found.is_starting and not nodes.not_in_service(found, expected) and self._is_proven(name, found):
-                self._store.change(name, nodes.lifted)
-                self._store.event(name, "InService", "a pod has used its GPUs: others may now", warning=False)
+            serves = found.is_starting and not nodes.not_in_service(found, expected)
+            if serves and self._proofs.is_due(name, once=False):
+                self._proofs.give(name, again=True)
             if nodes.kept_on(found, why):
                 self._store.change(name, lambda node: nodes.kept_on(node, why))
         except GpunodesError as error:
             log.warning("%s: %s", name, sentence(error))
 
-    def _is_proven(self, name: str, found: SeenNode) -> bool:
-        """Whether a pod has used the GPUs of a node that starts; a failed one is its machine's error."""
+    def _prove(self, name: str, _again: bool) -> None:
+        """Go on with the proof of a node that starts, and lift its taint at the end; no other node waits for it."""
+        found = self._nodes.get(name)
         try:
-            return not proof.proven(self._store, found, self.plan.proof_image)
+            if found and found.is_starting and self._is_proven(name, found):
+                self._store.change(name, lambda node: nodes.lifted(node, found.node.boot_id))
+                self._store.event(name, "InService", "a pod has used its GPUs: others may now", warning=False)
+        except Exception as error:  # one odd node must not end a thread without a word
+            log.warning("%s: %s", name, sentence(error))
+
+    def _is_proven(self, name: str, found: SeenNode) -> bool:
+        """Whether a pod has used the GPUs of a node that is still to start; a failed one is its machine's error."""
+        try:
+            waits = proof.proven(self._store, found, self.plan.proof_image)
+            return not waits and self._states[name].phase not in (Phase.STOPPING, Phase.GIVING_UP)
         except NotProven as error:
             log.warning("%s: %s", name, sentence(error))
             with self._mutex:

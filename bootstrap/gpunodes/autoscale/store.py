@@ -99,8 +99,8 @@ class Store(Cluster):
                 raise
 
     def log(self, path: str) -> str:
-        """The last lines of a pod's log."""
-        return str(self._call("GET", f"{path}/log?tailLines=200&limitBytes={_MAX_LOG}").body["message"])
+        """The last lines of a pod's log, from one attempt: a kubelet may keep each waiting to its limit."""
+        return str(self.call_once("GET", f"{path}/log?tailLines=200&limitBytes={_MAX_LOG}").body["message"])
 
     def delete_pod(self, path: str) -> None:
         """Delete a pod; one that is gone is no error."""

@@ -133,18 +133,28 @@ def select(inventory: Inventory, patterns: Sequence[str], flags: RolloutFlags) -
     return found
 
 
-def wake(fleet: InventoryFleet, machines: Sequence[Machine], flags: RolloutFlags, report: Report) -> None:
+def wake(
+    fleet: InventoryFleet,
+    machines: Sequence[Machine],
+    flags: RolloutFlags,
+    report: Report,
+    check: Callable[[], object] = lambda: None,
+) -> None:
     """With --wake, switch on those of ``machines`` that are off on purpose; one that does not start is skipped later.
 
-    Before the machines are read: what a roll-out does to them is planned from that.
+    Before the machines are read: what a roll-out does to them is planned from that. No machine is switched on for a
+    roll-out that is refused: another one is unfinished, or ``check``, with the machines that are on, raises.
     """
     if not flags.wake:
         return
     from gpunodes.operations import waking
+    from gpunodes.operations.rolling import commands
 
     if not (off := waking.asleep(fleet, machines)):
         report("", "none of the machines is off on purpose")
         return
+    commands.check_free(fleet, report)
+    check()
     names = ", ".join(machine.name for machine in off)
     terminal.confirm(f"{len(off)} machines are switched on: {names}", yes=flags.yes)
     waking.wake(fleet, off, report)

@@ -22,7 +22,8 @@ def command(
 ) -> int:
     """Clear "needs repair" of a machine: pods and repairs are allowed on it again.
 
-    MACHINE is a name or address of the inventory. A cordon that gpunodes did not make stays.
+    MACHINE is a name or address of the inventory. A cordon that gpunodes did not make stays, and
+    so does the cordon of a machine in maintenance.
     """
     import dataclasses
 
@@ -38,7 +39,7 @@ def command(
     else:
         message = {
             True: "the node can be scheduled to",
-            False: "a cordon that gpunodes did not make stays",
+            False: "it stays cordoned: by its maintenance (see `gpunodes maintenance`), a user or another program",
             None: "the node was not changed",
         }
         terminal.echo(f"{done.machine}: cleared; {message[done.schedulable]}")

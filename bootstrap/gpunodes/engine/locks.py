@@ -28,6 +28,7 @@ from gpunodes import shape
 from gpunodes.ansible.module_utils import command_lock
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import answers, programs, shell
+from gpunodes.engine.remote.reach import LostError
 from gpunodes.errors import GpunodesError, sentence
 from gpunodes.shape import Maybe, Named
 
@@ -45,6 +46,8 @@ _END_S = 10.0
 """Seconds for the program that holds the lock to end."""
 _MAX_CHARACTERS = 65536
 """Maximum length of the program's first line."""
+_MAX_REASON = 4096
+"""Maximum length of what is read of ssh's messages."""
 _HOLDER_SHAPE = {"held_by": Maybe(Named(str, 20))}
 
 
@@ -81,6 +84,8 @@ class Lock:
         self._process = start()
         self._last_echo = clock()
         """When the last echoed heartbeat was sent."""
+        self._resumed = 0.0
+        """When this process went on after it was suspended for longer than the lock lasts; 0 if it never was."""
         self._stop = threading.Event()
         self._lost: GpunodesError | None = None
         self._thread = threading.Thread(target=self._keep, daemon=True)
@@ -110,6 +115,10 @@ class Lock:
         while True:
             self._beat(self._process)
             if self._stop.is_set():
+                return
+            if self._last_echo < self._resumed:
+                # The machine did not restart: others had the time to begin, and to end.
+                self._lost = self._error_lost("this command was suspended")
                 return
             if not self._restarts:
                 self._lost = self._error_lost("it was closed")
@@ -143,7 +152,10 @@ class Lock:
                 process.stdin.flush()
                 due = sent[-1] + BEAT
                 while (rest := due - clock()) > 0:
-                    if not select.select([process.stdout], [], [], rest)[0]:
+                    readable = select.select([process.stdout], [], [], rest)[0]
+                    if clock() - due > PATIENCE - MARGIN:
+                        self._resumed = clock()
+                    if not readable:
                         break
                     echoes = os.read(process.stdout.fileno(), 4096)
                     if not echoes:
@@ -226,14 +238,19 @@ def _read_holder(
         # The empty line ends a sudo that refused the password; for the lock program it is a heartbeat.
         with contextlib.suppress(OSError):
             programs.send(process, start + b"\n")
-        line = ""
-        if process.stdout:
+        line, output = "", ""
+        if process.stdout and process.stderr:
             answers.skip_banner(process.stdout)
             line = process.stdout.readline(_MAX_CHARACTERS)
+            # Before the time limit ends: a machine can close its output and keep the connection open.
+            output = "" if line else ssh_reason(process.stderr.read(_MAX_REASON))
+    except LostError as error:
+        output = error.message
     finally:
         timer.cancel()
     if not line:
-        output = ssh_reason(process.stderr.read() if process.stderr else "")
+        # It may print for ever: it is not waited for.
+        process.kill()
         raise NoLock(
             f"cannot take {_lock_of(machine)} on the {'' if machine else 'control-plane '}machine {address}: "
             f"{output or f'no response in {ANSWER:.0f} s'}",

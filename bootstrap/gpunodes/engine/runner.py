@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 from gpunodes import settings
 from gpunodes.engine import events
 from gpunodes.engine.remote import openssh, targets
-from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory, plugins
+from gpunodes.inventory.snapshot import encoded
 from gpunodes.model import Event, Machine, printable_lines
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FORKS = 50
 """Number of machines that Ansible works on in parallel."""
 _PID = "pid"
+_COPY = "listed"
+"""The folder with the copy of a dynamic inventory, while Ansible runs."""
 _STOP_S = 10.0
 """Seconds for Ansible to end its workers and their connections before it is killed."""
 
@@ -102,7 +104,7 @@ def run(
             on_event(event)
         return False  # do not save the event in a file: the log is enough
 
-    with stop:
+    with _removed(private / _COPY), stop:
         result = ansible_runner.run(
             private_data_dir=str(private),
             ident="ansible",
@@ -132,6 +134,16 @@ def run(
     return PlayResult(ok=result.rc == 0, interrupted=stop.requested, log=artifacts / "stdout")
 
 
+@contextlib.contextmanager
+def _removed(folder: Path) -> Iterator[None]:
+    """Remove ``folder`` at the end: a plugin may list passwords."""
+    try:
+        yield
+    finally:
+        # A static inventory has none. What cannot be removed here is removed with its run folder.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _extra_variables(play: Play) -> dict[str, Any]:
     """The extra variables of a play, encoded so that Ansible evaluates none of their strings as a template.
 
@@ -139,50 +151,18 @@ def _extra_variables(play: Play) -> dict[str, Any]:
     which no version of Ansible can evaluate as a template or as one of its JSON markers; the filter
     gpunodes.bootstrap.data decodes it.
     """
-    extra = {name: _marked_unsafe(value) for name, value in (play.variables or {}).items()}
+    extra = {name: encoded(value) for name, value in (play.variables or {}).items()}
     if play.facts is not None:
         extra["gpunodes_facts"] = {name: _encoded(facts) for name, facts in play.facts.items()}
     if play.cluster is not None:
         extra["gpunodes_cluster"] = _encoded(play.cluster)
     if play.control:
-        extra["gpunodes_control_plane"] = _marked_unsafe(play.control)
+        extra["gpunodes_control_plane"] = encoded(play.control)
     return extra
 
 
 def _encoded(document: Any) -> str:
     return base64.b64encode(json.dumps(document).encode()).decode()
-
-
-_MARKER = "__ansible_"
-"""What a key begins with that Ansible reads."""
-
-
-def _marked_unsafe(value: Any) -> Any:
-    """A setting, with each string marked as unsafe, so that Ansible does not evaluate it as a template."""
-    if isinstance(value, str):
-        return {"__ansible_unsafe": _encodable(value)}
-    if isinstance(value, Mapping):
-        return {_key(name): _marked_unsafe(inner) for name, inner in value.items()}
-    if isinstance(value, Sequence):
-        return [_marked_unsafe(inner) for inner in value]
-    return value
-
-
-def _encodable(text: str) -> str:
-    """With a lone surrogate Ansible parses the file as YAML, where the mark has no effect."""
-    return text.encode(errors="replace").decode()
-
-
-def _key(name: Any) -> Any:
-    """A key of a mapping, which may come from a file of others; raises WrongInput for one that Ansible would read.
-
-    With a marker that is not as Ansible writes it, it parses the file as YAML, too.
-    """
-    if not isinstance(name, str):
-        return name
-    if name.startswith(_MARKER):
-        raise WrongInput(f"{name[:60]!a} is a key", f"keys that do not begin with {_MARKER}: Ansible reads them", "")
-    return _encodable(name)
 
 
 # By default Ansible polls for results a thousand times a second, which uses up to a fifth of a processor during a run;
@@ -191,22 +171,19 @@ _CONFIG = "[defaults]\ninternal_poll_interval = 0.01\n"
 
 
 def _inventories(play: Play, private: Path) -> list[str]:
-    """The inventory, and a second one: connection variables of machines with their own SSH rules, and addresses.
+    """The inventory, and a second one with connection variables of machines with their own SSH rules.
 
-    Ansible reads the inventory again. A plugin may then list another address for a name: that which was checked stays.
+    Of a dynamic inventory it is a copy: its plugin could list more in a play than what was checked.
     """
-    paths = [str(play.inventory.path.absolute())]
-    own = _own_rules(play.inventory)
-    if play.inventory.plugin:
-        for machine in play.inventory.machines():
-            if "{{" not in machine.address:
-                own.setdefault(machine.name, {})["ansible_host"] = machine.address
+    inventory = play.inventory
+    paths = [str(inventory.copy(private / _COPY) if inventory.plugin else inventory.path.absolute())]
+    own = _own_rules(inventory)
     if own:
         folder = private / "ssh"
         # host_vars of the first inventory override the second inventory's variables, but not its host_vars.
         (folder / "host_vars").mkdir(parents=True)
         for name, variables in own.items():
-            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(_marked_unsafe(variables)), encoding="utf-8")
+            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(encoded(variables)), encoding="utf-8")
         (folder / "hosts.json").write_text('{"all": {}}', encoding="utf-8")
         paths.append(str(folder / "hosts.json"))
     return paths

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpunodes import clusters
 from gpunodes.errors import WrongInput
+from gpunodes.inventory import snapshot
 from gpunodes.inventory.loader import BECOME_FILE, LOGIN_FILE, load, password_of
 from gpunodes.inventory.names import (
     canonical,
@@ -73,7 +74,7 @@ class Inventory:
         loaded = load(path)
         self.plugin = loaded.plugin
         """The inventory plugin that lists machines, "" in a static inventory."""
-        self._manager, self._variables = loaded.manager, loaded.variables
+        self._manager, self._variables, self._withheld = loaded.manager, loaded.variables, loaded.withheld
         self._merged: dict[str, dict[str, Any]] = {}
         self._of_role: dict[Role, Sequence[Machine]] = {}
         self._cluster = cluster
@@ -116,6 +117,10 @@ class Inventory:
                 "remove the machine from one of them",
             )
 
+    def copy(self, folder: Path) -> Path:
+        """The file of a static copy, as it was read and checked, in the new ``folder``; raises WrongInput."""
+        return snapshot.write(self._manager, self.path if self.path.is_dir() else self.path.parent, folder)
+
     @property
     def groups(self) -> Collection[str]:
         """The names of all groups."""
@@ -140,6 +145,7 @@ class Inventory:
                 "variables that Ansible can read",
                 "correct them; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
             ) from error
+        self._withheld.check(host, found)
         if self.plugin and (key := template_from_outside(found)):
             raise WrongInput(
                 f"{key} of {name} contains a template that comes from outside, by the inventory plugin {self.plugin}",

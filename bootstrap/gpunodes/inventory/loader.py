@@ -16,8 +16,9 @@ import yaml
 
 from gpunodes import settings
 from gpunodes.errors import WrongInput
-from gpunodes.inventory import plugins
+from gpunodes.inventory import plugins, sources
 from gpunodes.inventory.names import NAME
+from gpunodes.inventory.sources import Withheld
 
 if TYPE_CHECKING:
     from ansible.inventory.manager import InventoryManager
@@ -37,6 +38,8 @@ class Loaded:
     variables: VariableManager
     plugin: str
     """The inventory plugin that lists machines, "" in a static inventory; the first one of several."""
+    withheld: Withheld
+    """What plugins list beyond what their sources may decide."""
 
 
 def load(path: Path) -> Loaded:
@@ -72,7 +75,9 @@ def load(path: Path) -> Loaded:
         with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
         with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings), plugins.running(path, dynamic):
-            manager = InventoryManager(loader=loader, sources=[str(path)])
+            manager = InventoryManager(loader=loader, sources=[str(path)], parse=False)
+            withheld = sources.watch(manager, dynamic)
+            manager.parse_sources(cache=True)
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
         first = str(error).splitlines()[0]
@@ -86,7 +91,7 @@ def load(path: Path) -> Loaded:
             "an Ansible inventory, in YAML or INI",
             "correct the file",
         )
-    return Loaded(manager, variables_of, next(iter(dynamic.values()), ""))
+    return Loaded(manager, variables_of, next(iter(dynamic.values()), ""), withheld)
 
 
 @functools.cache

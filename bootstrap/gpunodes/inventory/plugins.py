@@ -1,7 +1,7 @@
 """Dynamic inventories: YAML files with ``plugin: NAME``, whose machines a plugin of Ansible lists.
 
 Ansible's own loader runs the plugin. Which file is one, where its plugin may be, how long it may take and why it failed
-is decided here. What it lists is data: names.py and :func:`template_from_outside` say what may be in it.
+is decided here. What it lists is data: names.py, sources.py and :func:`template_from_outside` say what may be in it.
 """
 
 from __future__ import annotations

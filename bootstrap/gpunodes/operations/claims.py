@@ -84,7 +84,7 @@ class Claim:
         while True:
             try:
                 nodes = self._cluster.nodes()
-                self._leases.take_all(self._locked(nodes), alone=self.exclusive)
+                self._take_all(nodes)
                 self._nodes = nodes
                 break
             except (NoCluster, NoSession, OtherCluster):
@@ -109,7 +109,10 @@ class Claim:
         if self._nodes is None:
             return
         self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
-        self._leases.take_all(self._locked(self._nodes), alone=self.exclusive)
+        self._take_all(self._nodes)
+
+    def _take_all(self, nodes: Sequence[Node]) -> None:
+        self._leases.take_all(self._locked(nodes), alone=self.exclusive, stops_api=self._may_stop_api(nodes))
 
     def lost(self, *, at_work: bool = False) -> GpunodesError | None:
         """Why the locks may be lost, None while they are held.
@@ -123,13 +126,15 @@ class Claim:
         problems = [self.lock.lost() if self.lock else None, self._leases.lost()]
         unsure = [each for each in problems if isinstance(each, Unsure | locks.Unresponsive)]
         sure = next((each for each in problems if each and each not in unsure), None)
-        continues = unsure and not sure and self._may_stop_api() and locks.clock() - self._worked < PATIENCE_S
+        continues = (
+            unsure and not sure and self._may_stop_api(self._nodes) and locks.clock() - self._worked < PATIENCE_S
+        )
         self.unrenewed = _unrenewed(self._changed[0]) if continues else None
         return sure or (None if continues else next(iter(unsure), None))
 
-    def _may_stop_api(self) -> bool:
-        """Whether the API may stop because the command changes control planes."""
-        total = sum(node.control_plane for node in self._nodes or ()) or self._total
+    def _may_stop_api(self, nodes: Sequence[Node] | None) -> bool:
+        """Whether the API may stop because the command changes control planes; ``nodes`` are None without an API."""
+        total = sum(node.control_plane for node in nodes or ()) or self._total
         return self.exclusive and total - len(self._changed) <= total // 2
 
     def close(self) -> None:

@@ -79,16 +79,25 @@ def roll_out(
     return _roll_out(fleet, machines, pending, ControlPlaneSettings(fleet.inventory), options, report)
 
 
-def read_kubelets(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> tuple[list[MachineDrift], str]:
-    """How the kubelets of these machines differ from the settings that a roll-out applies, and which were not read."""
+def read_kubelets(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> list[MachineDrift]:
+    """How the kubelets of those of these machines that differ do, by the settings that a roll-out applies.
+
+    Machines whose kubelets are unknown are among them, with the problem; those of nodes that gpunodes did not make are
+    not compared.
+    """
     found = status.run(inventory, view)
-    names = {machine.name for machine in machines}
+    nodes = {node.machine: node.ready for node in found.nodes}
+    drift = {each.machine: each.differences for each in found.drift}
     differing = []
-    for each in found.drift:
-        differences = [one for one in each.differences if one.kind == KUBELET]
-        if each.machine in names and differences:
-            differing.append(MachineDrift(each.machine, differences))
-    return differing, found.unread_kubelets
+    for machine in machines:
+        differences = [one for one in drift.get(machine.name, ()) if one.kind == KUBELET]
+        problem = found.kubelet_problems.get(machine.name, "")
+        if not nodes.get(machine.name):
+            none = found.off.get(machine.name) or "it is not a node of the cluster"
+            problem = "its node is not Ready" if machine.name in nodes else none
+        if differences or problem:
+            differing.append(MachineDrift(machine.name, differences, problem=problem))
+    return differing
 
 
 def roll_out_kubelets(
@@ -98,9 +107,16 @@ def roll_out_kubelets(
     options: RolloutOptions,
     report: Report,
 ) -> RolloutResult:
-    """Apply the settings to the kubelets of those of ``machines`` that differ; raises as ``commands.roll_out``."""
-    pending = {each.machine for each in found}
-    return _roll_out(fleet, machines, pending, KubeletSettings(fleet.inventory), options, report)
+    """Apply the settings to the kubelets of those of ``machines`` that differ; raises as ``commands.roll_out``.
+
+    Those that were not compared are skipped.
+    """
+    unread = {each.machine: each.problem for each in found if each.problem}
+    pending = {each.machine for each in found} - unread.keys()
+    work = KubeletSettings(fleet.inventory)
+    done = _roll_out(fleet, [each for each in machines if each.name not in unread], pending, work, options, report)
+    skipped = [MachineRollout(name, RolloutOutcome.SKIPPED, why) for name, why in unread.items()]
+    return replace(done, machines=[*done.machines, *skipped])
 
 
 def _roll_out(

@@ -43,11 +43,13 @@ def begin(
 
     Raises Held if another command works on one of them, and WrongInput for a machine without a node: none is changed.
     """
-    with _nodes(fleet, machines, on_wait) as (cluster, nodes, now):
+    with _nodes(fleet, machines, on_wait) as (cluster, nodes, leases):
+        now = leases.now()
         # The end is compared with the control plane's clock.
         ends = None if until is None else float(int(until + now - time.time()))
         new = Maintenance(reason, user_at_host(), float(int(now)), ends)
         for name in nodes:
+            leases.confirm(name)
             cluster.begin_maintenance(name, new, cordon=cordon)
             if cluster.node(name) is None:
                 raise GpunodesError(f"the node {name} was deleted in the meantime", "an existing node")
@@ -57,8 +59,11 @@ def begin(
 
 def end(fleet: Fleet, machines: Sequence[Machine], on_wait: OnWait = lambda _: None) -> list[MaintainedNode]:
     """End the maintenance of the machines' nodes, and undo its cordons; raises like ``begin``."""
-    with _nodes(fleet, machines, on_wait) as (cluster, nodes, _):
-        ended = {name: cluster.end_maintenance(name) for name in nodes}
+    with _nodes(fleet, machines, on_wait) as (cluster, nodes, leases):
+        ended = {}
+        for name in nodes:
+            leases.confirm(name)
+            ended[name] = cluster.end_maintenance(name)
         for name in [name for name, was in ended.items() if was]:
             cluster.event(name, "MaintenanceEnded", f"by {user_at_host()}", warning=False)
         cordoned = {node.name: node.cordoned for node in cluster.nodes()}
@@ -78,8 +83,8 @@ def listed(fleet: Fleet, on_wait: OnWait = lambda _: None) -> list[MaintainedNod
 @contextlib.contextmanager
 def _nodes(
     fleet: Fleet, machines: Sequence[Machine], on_wait: OnWait
-) -> Iterator[tuple[Cluster, dict[str, str], float]]:
-    """The cluster, the locked nodes of machines with their names, and the control plane's time."""
+) -> Iterator[tuple[Cluster, dict[str, str], Leases]]:
+    """The cluster, the locked nodes of machines with their names, and their locks."""
     with contextlib.closing(fleet.session()) as session:
         cluster = Cluster(session, on_wait=on_wait)
         nodes = {}
@@ -92,7 +97,7 @@ def _nodes(
             nodes[match.node.name] = machine.name
         leases = Leases(cluster, "maintenance")
         with leases.holding(nodes):
-            yield cluster, nodes, leases.now()
+            yield cluster, nodes, leases
 
 
 def _maintained(cluster: Cluster, names: dict[str, str]) -> list[MaintainedNode]:

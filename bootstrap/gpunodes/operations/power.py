@@ -24,8 +24,9 @@ from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.identity.matcher import Match
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine
+from gpunodes.model import Machine, Role
 from gpunodes.operations import claims
+from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.repair.context import Report, avoidable
 from gpunodes.repair.policy import Node
 
@@ -66,8 +67,9 @@ def power(
 ) -> PowerResult:
     """Carry out a power action and check its effect; raises PowerProblem, and WrongInput without a BMC.
 
-    Nothing is ordered if the BMC is not the machine's own, or if the machine contradicts its node: raises
-    GpunodesError. Raises Held if another command works on it. ``named``: the user named the machine itself.
+    A machine that is switched on is off on purpose no longer. Nothing is ordered if the BMC is not the machine's own,
+    or if the machine contradicts its node: raises GpunodesError. Raises Held if another command works on it.
+    ``named``: the user named the machine itself.
     """
     bmc = required(machine, fleet.machine_control(machine).power())
     # A machine that is off, or is to be switched on, is identified by its recorded identity.
@@ -89,6 +91,8 @@ def power(
                 shut_down(machine_control, own_bmc, seen.get(machine.name))
             else:
                 powers.change(own_bmc, Order(action.value))
+            if action is not PowerAction.OFF:
+                _end_off(fleet, machine, report)
     machine_control = fleet.machine_control(machine)
     state = bmc.state().value
     if action is not PowerAction.STATUS:
@@ -100,6 +104,14 @@ def power(
         unverified = "the network shows whether it is on, and nothing responds to Wake-on-LAN"
     own, why = (match.same, match.why) if match else (None, unverified)
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
+
+
+def _end_off(fleet: InventoryFleet, machine: Machine, report: Report) -> None:
+    """End that the machine counts as off on purpose; without a cluster that responds nothing does."""
+    if machine.role is not Role.WORKER:
+        return
+    with contextlib.suppress(NoResponse, WrongInput), contextlib.closing(fleet.session()) as session:
+        switched_on.end_off(fleet, machine, session, report)
 
 
 def only_wakes(inventory: Inventory, machine: Machine) -> bool:
@@ -226,7 +238,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")
         leases = Leases(cluster, "uncordon")
         with leases.holding([node.name]):
-            schedulable = cluster.clear(node.name)
+            schedulable = cluster.clear(node.name, leases.now())
             # An unfinished repair ends too; what cannot be removed now is dropped by the next repair command.
             with contextlib.suppress(NoResponse, Refused):
                 leases.release(node.name)
@@ -238,7 +250,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
             fleet.cluster_name,
             history.EntryKind.CLEARED,
             "cleared",
-            "" if schedulable else "it stays cordoned by a user or another program",
+            "" if schedulable else "it stays cordoned: by its maintenance, a user or another program",
         )
         cluster.event(node.name, "RepairCleared", "a user cleared this machine", warning=False)
         return ClearResult(machine.name, node.name, schedulable)

@@ -82,6 +82,8 @@ class ClusterStatus:
     """The control planes that have it: one, unless something is wrong."""
     unread_kubelets: str = ""
     """Which kubelets' settings are unknown, and why; a warning, too."""
+    kubelet_problems: Mapping[str, str] = field(default_factory=dict)
+    """The same by machine."""
     drift: Sequence[MachineDrift] = ()
     """How the control planes and kubelets that respond differ from their settings; none for one that does not."""
 
@@ -114,6 +116,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
         etcd_problem=etcd_problem,
         certificates=certificates,
         unread_kubelets=own.unknown,
+        kubelet_problems=own.unread,
         drift=kubelet_drift.merged(differing(tracker), own.machines),
         warnings=[
             *dead,

@@ -6,6 +6,7 @@ A machine that is off on purpose is in maintenance: no repair switches it on, an
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine, Role
 from gpunodes.operations import drain, power, without_node
+from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.power import PowerResult, required
 from gpunodes.operations.repair.context import Report, connected
 from gpunodes.repair import verification
@@ -81,31 +83,40 @@ def off(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool 
     return _done(fleet, machine, Order.OFF, bmc)
 
 
-def on(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool = False) -> PowerResult:
+def on(
+    fleet: InventoryFleet,
+    machine: Machine,
+    report: Report,
+    *,
+    named: bool = False,
+    stop: threading.Event | None = None,
+) -> PowerResult:
     """Switch a machine on, wait until its node is ready with all its GPUs, and end the maintenance of ``off``.
 
     Of a machine without a node, waits for what can be expected of it (``without_node.py``). Raises as ``off``, and
-    GpunodesError if it is not ready in time: then it stays in maintenance.
+    GpunodesError if it is not ready in time, or ``stop`` is set before: then it stays in maintenance.
     """
+    stop = stop or threading.Event()
     control = _control(fleet, machine, report, named=named)
     bmc = control.own_power()
     limits = time_limits(fleet)
     with contextlib.ExitStack() as held:
         if machine.role is Role.GPU_HOST:
-            return _on_without_node(fleet, machine, control, bmc, report, None)
+            return _on_without_node(fleet, machine, control, bmc, report, None, stop)
         try:
             given = repair_settings(fleet.settings())
             cluster, leases = held.enter_context(connected(fleet, given, "power on"))
         except NoCluster:
-            return _on_without_node(fleet, machine, control, bmc, report, None)
+            return _on_without_node(fleet, machine, control, bmc, report, None, stop)
         match = match_nodes(fleet, cluster.nodes(), {})[machine.name]
         if match.node is None and not match.contradiction:
-            return _on_without_node(fleet, machine, control, bmc, report, cluster)
+            return _on_without_node(fleet, machine, control, bmc, report, cluster, stop)
         node = _node(fleet, cluster, machine, {})
         with _held(leases, node.name):
             powers.change(bmc, Order.ON)
+            switched_on.end_off(fleet, machine, cluster.session, report)
             report(machine.name, f"waiting until its node is ready, at most {limits.verify:.0f} s")
-            _wait_ready(fleet, cluster, leases, machine, node, limits)
+            _wait_ready(fleet, cluster, leases, machine, node, limits, stop)
             leases.confirm(node.name)
             _end_maintenance(cluster, _node(fleet, cluster, machine, {}), machine, report)
     return _done(fleet, machine, Order.ON, bmc, without_node.NODE)
@@ -118,11 +129,12 @@ def _on_without_node(
     bmc: powers.Power,
     report: Report,
     cluster: Cluster | None,
+    stop: threading.Event,
 ) -> PowerResult:
     limits = time_limits(fleet)
     # By its names, as a join locks it: its node may be created meanwhile.
     with power.locked(fleet, machine, power.PowerAction.ON, report) as lost:
-        wait = without_node.Wait(fleet, machine, control, report, lost, limits.verify, limits.poll)
+        wait = without_node.Wait(fleet, machine, control, report, lost, limits.verify, limits.poll, stop)
         found = without_node.switch_on(wait, bmc, cluster)
         if found and cluster:
             _end_maintenance(cluster, found, machine, report)
@@ -249,7 +261,13 @@ def _switch_off(
 
 
 def _wait_ready(
-    fleet: InventoryFleet, cluster: Cluster, leases: Leases, machine: Machine, node: Node, limits: TimeLimits
+    fleet: InventoryFleet,
+    cluster: Cluster,
+    leases: Leases,
+    machine: Machine,
+    node: Node,
+    limits: TimeLimits,
+    stop: threading.Event,
 ) -> None:
     deadline = time.monotonic() + limits.verify
     while why := _not_ready(fleet, cluster, machine, node):
@@ -260,7 +278,8 @@ def _wait_ready(
                 "a ready node with all its GPUs",
                 f"it stays in maintenance; see `gpunodes health {machine.name}`, then run the same command again",
             )
-        time.sleep(limits.poll)
+        if stop.wait(limits.poll):
+            raise without_node.stopped(machine, "in maintenance")
 
 
 def _not_ready(fleet: InventoryFleet, cluster: Cluster, machine: Machine, node: Node) -> str:

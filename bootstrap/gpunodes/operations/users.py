@@ -116,7 +116,7 @@ def make(inventory: Inventory, request: Request, report: Report, confirm: Confir
 def made(access: Access, of: Mapping[str, Any], request: Request, report: Report, confirm: Confirm) -> Made:
     """The same with a session; ``of`` is a kubeconfig of the cluster, whose user is not used."""
     present = access.bindings()
-    own = [each for each in present if each.is_own and list(each.users) == [request.user]]
+    own = [each for each in present if _is_made_for(request.user, each)]
     if not request.role and not own:
         raise WrongInput(f"{request.user} is no user of this cluster", "a role", "add --role view, edit or admin")
     wanted = Binding(request.namespace, _binding_name(request.user), request.role, True, (request.user,))
@@ -143,7 +143,7 @@ def users(inventory: Inventory) -> list[Binding]:
 
 def of_people(bindings: Sequence[Binding]) -> list[Binding]:
     """Those that gpunodes made for people."""
-    found = [each for each in bindings if each.is_own and len(each.users) == 1]
+    found = [each for each in bindings if len(each.users) == 1 and _is_made_for(each.users[0], each)]
     return sorted(found, key=lambda each: (each.users[0], each.namespace, each.name))
 
 
@@ -159,8 +159,8 @@ def remove(inventory: Inventory, user: str) -> list[Binding]:
 
 def removed(access: Access, user: str) -> list[Binding]:
     """The same with a session."""
-    naming = [each for each in access.bindings() if user in each.users]
-    found = [each for each in of_people(naming) if each.users == (user,)]
+    naming = _naming(access, user)
+    found = [each for each in naming if _is_made_for(user, each)]
     if not naming:
         raise WrongInput(
             f"{user} is no user of this cluster",
@@ -169,15 +169,26 @@ def removed(access: Access, user: str) -> list[Binding]:
         )
     for each in found:
         access.unbind(each)
-    if left := [each for each in naming if each not in found]:
-        # An admin of a namespace may have made them, or added a second name to one of ours.
+    # Read again: a finalizer keeps a binding after its deletion, with its rights, and the user may make another one.
+    if left := _naming(access, user) if found else naming:
+        # An admin of a namespace may have made them, or added a second name or a finalizer to one of ours.
         raise GpunodesError(
             f"{user} still has rights by bindings that gpunodes did not make, or that others changed: "
             f"{', '.join(sorted(each.title for each in left))}",
             "no binding that names the user",
-            f"look at them, then: {'; '.join(each.deletion for each in left)}",
+            f"look at them, remove finalizers, then: {'; '.join(each.deletion for each in left)}",
         )
     return found
+
+
+def _naming(access: Access, user: str) -> list[Binding]:
+    """The bindings that name a user."""
+    return [each for each in access.bindings() if user in each.users]
+
+
+def _is_made_for(user: str, found: Binding) -> bool:
+    """Whether gpunodes made a binding for this user alone: an admin of a namespace may set the label, too."""
+    return found.is_own and list(found.users) == [user] and found.name == _binding_name(user)
 
 
 def _connected(inventory: Inventory) -> contextlib.AbstractContextManager[Access]:
@@ -238,7 +249,7 @@ def _creates_pods(rule: Rule) -> bool:
 
 def _check_names(request: Request, present: Sequence[Binding], report: Report, confirm: Confirm) -> None:
     """Ask before a name is used that has rights which gpunodes did not give."""
-    foreign = [each for each in present if not (each.is_own and list(each.users) == [request.user])]
+    foreign = [each for each in present if not _is_made_for(request.user, each)]
     given = [each.title for each in foreign if request.user in each.users]
     if given:
         confirm(f"the name {request.user} has rights by other bindings already: {', '.join(sorted(given))}")

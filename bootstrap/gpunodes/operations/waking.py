@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gpunodes.engine.fleet import InventoryFleet, match_nodes, repair_settings
-from gpunodes.errors import GpunodesError, sentence
+from gpunodes.errors import sentence
 from gpunodes.model import Machine
 from gpunodes.operations import switched_off, switching
 from gpunodes.operations.repair.context import Report, connected
@@ -35,17 +36,28 @@ def asleep(fleet: InventoryFleet, machines: Sequence[Machine]) -> list[Machine]:
 def wake(fleet: InventoryFleet, machines: Sequence[Machine], report: Report) -> list[str]:
     """Switch machines on, and wait until their nodes are ready; the names of those that are not, which is reported.
 
-    They stay on: the autoscaler switches those of its pools off again when they are idle.
+    They stay on: the autoscaler switches those of its pools off again when they are idle. Ctrl-C ends the waiting, and
+    is raised when the orders in flight have ended.
     """
+    stop = threading.Event()
 
     def switch(machine: Machine) -> bool:
+        if stop.is_set():
+            return False
         try:
-            switching.on(fleet, machine, report)
-        except GpunodesError as problem:
+            switching.on(fleet, machine, report, stop=stop)
+        except Exception as problem:  # of one machine: the others go on
             report(machine.name, f"it is not upgraded: {sentence(problem)}")
             return False
         return True
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        done = list(pool.map(switch, machines))
+        running = [pool.submit(switch, machine) for machine in machines]
+        try:
+            done = [each.result() for each in running]
+        except KeyboardInterrupt:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            report("", "stopping: no further machine is switched on, and those that are on stay on")
+            raise
     return [machine.name for machine, woken in zip(machines, done, strict=True) if not woken]

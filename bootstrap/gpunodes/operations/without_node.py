@@ -5,6 +5,7 @@ The machine itself knows which of both it is: so SSH is waited for first, then i
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gpunodes.engine.machine_control import MachineControl, Membership
 from gpunodes.engine.power import Order
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine
+from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.repair.context import Report
 from gpunodes.repair import verification
 from gpunodes.repair.policy import Node
@@ -35,9 +37,11 @@ class Wait:
     lost: Callable[[], GpunodesError | None]
     limit_s: float
     poll_s: float
+    stop: threading.Event
+    """The user stopped the command."""
 
     def until(self, why_not: Callable[[], str], remedy: str) -> None:
-        """Wait until ``why_not`` returns ""; raises GpunodesError in the end, and if the lock is lost."""
+        """Wait until ``why_not`` returns ""; raises GpunodesError in the end, if the lock is lost or on ``stop``."""
         deadline = time.monotonic() + self.limit_s
         while why := why_not():
             if problem := self.lost():
@@ -47,7 +51,17 @@ class Wait:
                 raise GpunodesError(
                     f"{name} is on, but after {self.limit_s:.0f} s {why}", "a machine that works", remedy
                 )
-            time.sleep(self.poll_s)
+            if self.stop.wait(self.poll_s):
+                raise stopped(self.machine, "on")
+
+
+def stopped(machine: Machine, stays: str) -> GpunodesError:
+    """Why a machine is not waited for any longer."""
+    return GpunodesError(
+        f"{machine.name} was switched on, and is not waited for: the command was stopped",
+        "a machine that works",
+        f"it stays {stays}; `gpunodes power {machine.name} on --wait` goes on",
+    )
 
 
 def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | None:
@@ -56,13 +70,16 @@ def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | 
     It is SSH without a ``cluster``, and for a machine that is no member. Raises PowerProblem and GpunodesError.
     """
     name = wait.machine.name
+    # Before it is switched on: that ends its state.
+    is_scaled = cluster is not None and bool(match_switched(wait.fleet, cluster.switched_off(), {}).get(name))
     powers.change(bmc, Order.ON)
+    if cluster:
+        switched_on.end_off(wait.fleet, wait.machine, cluster.session, wait.report)
     wait.report(name, f"it has no node: waiting until it responds over SSH, at most {wait.limit_s:.0f} s")
     wait.until(lambda: _silent(wait), f"see its console, and `gpunodes health {name}`")
     if cluster is None:
         wait.report(name, "it responds over SSH; there is no cluster whose node it could be")
         return None
-    is_scaled = bool(match_switched(wait.fleet, cluster.switched_off(), {}).get(name))
     membership = wait.control.membership()
     if membership is Membership.ENDED:
         wait.report(name, f"it responds over SSH; the certificate of its kubelet has ended: `gpunodes join {name}`")
@@ -78,6 +95,8 @@ def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | 
     found: list[Node] = []
     remedy = f"see `journalctl -u kubelet` there; `gpunodes join {name}` joins it anew"
     wait.until(lambda: _not_ready(wait, cluster, found), remedy)
+    # Its node registered with a taint, which nobody else removes if the autoscaler is gone.
+    switched_on.end_off(wait.fleet, wait.machine, cluster.session, wait.report)
     return found[0]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from gpunodes.ansible.module_utils import devices
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
+from gpunodes.planner import node_templates
 from gpunodes.planner.scaled_pools import scaled
 
 _LIMITS = {
@@ -37,6 +38,8 @@ class ScaledMachine:
     """Labels, taints and capacity of its node; None if they are unknown."""
     jump: str = ""
     """The name of the jump hosts before its BMC in the plan, "" for none."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The labels of its node by its settings."""
 
 
 def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[tuple[str, str]]:
@@ -78,8 +81,11 @@ def document(
     """
     pools = scaled(settings["gpunodes_pools"])
     _check(pools, machines)
-    seen = {each.pool: each.template for each in reversed(machines) if each.template}
-    unknown: Mapping[str, Any] = {"labels": {}, "taints": [], "capacity": {}}
+    given = {name: _given([each for each in machines if each.pool == name]) for name in pools}
+    templates = {
+        name: node_templates.template([each.template for each in machines if each.pool == name and each.template], own)
+        for name, own in given.items()
+    }
     used = {str(each.settings["gpunodes_bmc_verify"]).strip() for each in machines}
     return {
         "version": 1,
@@ -93,7 +99,8 @@ def document(
                 "min": each.least,
                 "max": each.most,
                 "priority": each.priority,
-                "template": seen.get(name) or unknown,
+                "template": templates[name],
+                "given": given[name],
             }
             for name, each in pools.items()
         },
@@ -107,10 +114,19 @@ def document(
                     "macs": list(each.identity.macs),
                 },
                 "address": each.address,
-                "capacity": (each.template or seen.get(each.pool) or unknown)["capacity"],
+                "capacity": (each.template or {}).get("capacity") or templates[each.pool]["capacity"],
             }
             for each in machines
         },
+    }
+
+
+def _given(machines: Sequence[ScaledMachine]) -> dict[str, Any]:
+    """The labels and taints that all these machines have by their settings."""
+    return {
+        "labels": node_templates.labels_in_common([each.labels for each in machines]),
+        "taints": node_templates.taints_in_common([each.settings["gpunodes_node_taints"] or [] for each in machines]),
+        "capacity": {},
     }
 
 
@@ -136,8 +152,9 @@ def role_pools(settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str
     found: dict[str, dict[str, Any]] = {}
     for name, pool in scaled(settings["gpunodes_pools"]).items():
         capacities = [each["capacity"] for each in plan["machines"].values() if each["pool"] == name]
-        # One size for all pods: the smallest machine of the pool must hold it.
-        gpus = min((devices.counts(each).get(devices.GPU, 0) for each in capacities), default=0)
+        counts = (devices.counts(each).get(devices.GPU, 0) for each in capacities)
+        # One size for all pods: the smallest machine of the pool must hold it. One that offers none now counts not.
+        gpus = min((count for count in counts if count), default=0)
         taints = [dict(taint) for taint in plan["pools"][name]["template"]["taints"]]
         found[name] = {"priority": pool.priority, "spare": pool.spare, "gpus": gpus, "taints": taints}
     return found

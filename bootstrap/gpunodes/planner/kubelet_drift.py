@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpunodes.ansible.module_utils import nesting
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import PreflightFinding, Severity
 from gpunodes.planner import drift, kubelet_layers, registration, reports
@@ -37,6 +38,8 @@ class KubeletDrift:
     """Those that differ."""
     unknown: str = ""
     """Which are not known, and why; "" if all are."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Why, by machine."""
 
 
 def compare(report: object, kubelets: Sequence[Kubelet]) -> KubeletDrift:
@@ -53,7 +56,8 @@ def compare(report: object, kubelets: Sequence[Kubelet]) -> KubeletDrift:
     except ValueError as error:
         problem = str(error)
     if problem:
-        return KubeletDrift(unknown=f"the settings of the kubelets are unknown: {problem}" if kubelets else "")
+        unknown = f"the settings of the kubelets are unknown: {problem}" if kubelets else ""
+        return KubeletDrift(unknown=unknown, unread={each.machine: problem for each in kubelets})
     found, silent = [], {each.machine: seen["silent"][each.node] for each in kubelets if each.node in seen["silent"]}
     for each in kubelets:
         if each.node in seen["nodes"]:
@@ -63,7 +67,8 @@ def compare(report: object, kubelets: Sequence[Kubelet]) -> KubeletDrift:
                 silent[each.machine] = str(error)
             else:
                 found.append(MachineDrift(each.machine, differences(running, each, of_cluster)))
-    return KubeletDrift(tuple(each for each in found if each.differs), _unknown(silent))
+    unread = {machine: _short(why) for machine, why in silent.items()}
+    return KubeletDrift(tuple(each for each in found if each.differs), _unknown(unread), unread)
 
 
 def _read(reported: Mapping[str, str], what: str) -> dict[str, Any]:
@@ -72,6 +77,8 @@ def _read(reported: Mapping[str, str], what: str) -> dict[str, Any]:
         found = {name: json.loads(text) for name, text in reported.items()}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} is no JSON") from error
+    if nesting.is_deep(found):
+        raise ValueError(f"{what} is nested too deeply")
     gates = found.get(GATES) or {}
     if not (
         isinstance(gates, dict)
@@ -199,7 +206,7 @@ def _unknown(silent: Mapping[str, str]) -> str:
     more = f" and {len(names) - _FIRST} more" if len(names) > _FIRST else ""
     count = "1 kubelet" if len(names) == 1 else f"{len(names)} kubelets"
     which = f"the settings of {count} were not read: {', '.join(names[:_FIRST])}{more}"
-    return f"{which} ({names[0]}: {_short(silent[names[0]])})"
+    return f"{which} ({names[0]}: {silent[names[0]]})"
 
 
 def _text(value: Any) -> str:

@@ -10,6 +10,14 @@ from gpunodes.ansible.module_utils.problem import Problem
 _ROLES = {"control_plane": "a control plane", "worker": "a worker"}
 
 
+ETCD_IN_THE_WAY = Problem(
+    "/var/lib/etcd has files, and they are of no cluster of kubeadm",
+    "a machine where this folder is empty: the etcd of the cluster has its data there",
+    "move what is in it to another folder, and its etcd with it, or use another machine",
+)
+"""On a machine that is to be a control plane."""
+
+
 def membership(machine: str, facts: Mapping[str, Any]) -> Problem | None:
     """Why a machine cannot be prepared: it is a node, or an interrupted join left it half joined; None if it can be.
 

@@ -30,7 +30,7 @@ from gpunodes.planner import (
     versions,
 )
 from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
-from gpunodes.planner.membership import membership
+from gpunodes.planner.membership import ETCD_IN_THE_WAY, membership
 from gpunodes.planner.shared_identities import own_nodes, shared
 
 Facts = Mapping[str, Any]
@@ -241,6 +241,8 @@ def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
         yield from filter(None, [membership(candidate.name, facts)])
         return
     if not own["role"]:
+        if candidate.role is Role.CONTROL_PLANE and own.get("foreign_etcd"):
+            yield ETCD_IN_THE_WAY
         return
     if candidate.role is Role.GPU_HOST:
         yield Problem(

@@ -141,6 +141,7 @@ _MACHINE = {
         "unfinished": Optional(bool),
         "before": Optional(_NUMBERS),
         "etcd": Optional(bool),
+        "foreign_etcd": Optional(bool),
         "ended": Optional(bool),
         "configured": Optional(bool),
     },

@@ -48,7 +48,7 @@ class RepairOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RepairRecord:
-    """One repair. Times are seconds since 1970.
+    """One repair. Times are seconds since 1970: of the control plane, with --without-cluster of the controller.
 
     ``stage`` is the current stage, or the stage in which the command ended; every stage is idempotent.
     """

@@ -11,7 +11,9 @@ from gpunodes.repair.record import RepairRecord, Stage
 
 _CORDONED = frozenset({Stage.DRAIN, Stage.ESCALATE, Stage.VERIFY})
 """The stages in which the repair needs the node cordoned."""
-_CHANGING = _CORDONED | {Stage.SCAN, Stage.LOCK, Stage.COLLECT, Stage.CORDON}
+_BEFORE = frozenset({Stage.SCAN, Stage.LOCK, Stage.COLLECT, Stage.CORDON})
+"""The stages before the repair changes the machine."""
+_CHANGING = _CORDONED | _BEFORE
 """The stages in or after which the repair changes the machine or its pods."""
 
 
@@ -19,6 +21,8 @@ def outdated(record: RepairRecord, node: Node | None) -> str:
     """Why an unfinished repair must not be resumed, "" if it may be: its node changed in the meantime."""
     if node is None:
         return "its node no longer exists"
+    if record.stage in _BEFORE and record.boot_id and node.boot_id and node.boot_id != record.boot_id:
+        return "its machine was booted again before the repair changed anything"
     foreign = node.cordoned and not node.cordoned_by_repair and (record.named or not node.cordoned_by_others)
     valid = foreign or node.cordoned_by_repair == record.id
     return "" if valid or record.stage not in _CORDONED else "its node was uncordoned in the meantime"

@@ -10,7 +10,7 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpunodes import shape
 from gpunodes.identity.model import MachineIdentity
@@ -36,6 +36,7 @@ _LONGEST = 1 << 20
 _SHOWN = 200
 _LAST = 253402300799.0
 """The end of the year 9999."""
+_Of = TypeVar("_Of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _parsed(text: object) -> Switched | None:
     return Switched(document["phase"], float(document["since"]), document.get("reason", ""))
 
 
-def of_machines(switched: Mapping[str, Switched], machines: Mapping[str, MachineIdentity]) -> dict[str, Switched]:
+def of_machines(switched: Mapping[str, _Of], machines: Mapping[str, MachineIdentity]) -> dict[str, _Of]:
     """The state of each machine, by its name: its node is called as the host name that it reported last.
 
     A machine that never reported one is found by its name in the inventory. Two machines of one node have none.

@@ -17,7 +17,7 @@ def site() -> Site:
 def looks(site: Site) -> None:
     """It sees the node, sees that its GPUs are proven, and that it is in service."""
     for _ in range(3):
-        site.server.look()
+        site.look()
 
 
 def in_service(site: Site, name: str) -> None:
@@ -57,7 +57,7 @@ def test_a_machine_whose_certificate_has_ended_is_told_apart_and_needs_a_join(si
         "`gpunodes power w3 on`, then `gpunodes join w3`"
     )
     site.time += 40 * 86400
-    site.server.look()
+    site.look()
     assert site.server.size("t4").most == 0, "no capacity, however long ago"
     orders = [order for name, order in site.machines.orders if name == "w3"]
     assert orders == ["on", "off", "on", "off"], "it is not tried again, not even after 30 days"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 from gpunodes.autoscale import decisions, nodes, proof, state
 from gpunodes.autoscale.server import NotPossible
 from gpunodes.autoscale.state import MachineState, Phase, parse
-from gpunodes.autoscale.store import Overtaken
+from gpunodes.autoscale.store import Overtaken, Store
+from gpunodes.engine.cluster.connection import Response
+from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerState, Trouble
 
@@ -27,7 +30,7 @@ def site() -> Site:
 def looks(site: Site) -> None:
     """It sees the node, sees that its GPUs are proven, and that it is in service."""
     for _ in range(3):
-        site.server.look()
+        site.look()
 
 
 def in_service(site: Site, name: str, **more: object) -> None:
@@ -62,12 +65,12 @@ def test_a_machine_boots_and_serves_when_it_offers_all_its_gpus(site: Site) -> N
     site.settle({"w1": Phase.STARTING})
     assert site.server.size("h100").target == 1
     site.boots("w1", gpus=0)
-    site.server.look()
+    site.look()
     assert site.store.seen_nodes()["w1"].is_starting, "it offers no GPUs yet"
     site.store.objects["w1"]["status"]["allocatable"][GPU] = "2"
     looks(site)
     assert not site.store.seen_nodes()["w1"].is_starting
-    site.server.look()
+    site.look()
     assert site.phases()["w1"] is Phase.ON
     assert ("w1", "InService", "Normal") in site.store.events
 
@@ -103,7 +106,7 @@ def test_a_node_gets_back_what_it_had(site: Site) -> None:
         "node.alpha.kubernetes.io/ttl": "0",
     }
     mine["spec"]["taints"].append({"key": "team", "value": "a", "effect": "NoSchedule"})
-    site.server.look()
+    site.look()
     mine["spec"]["taints"].append({"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"})
     site.server.delete("h100", ["gpunodes://w1"])
     site.settle({"w1": Phase.OFF})
@@ -111,13 +114,13 @@ def test_a_node_gets_back_what_it_had(site: Site) -> None:
     site.server.increase("h100", 2)
     site.settle({"w1": Phase.STARTING})
     site.boots("w1")
-    site.server.look()
+    site.look()
     found = site.store.objects["w1"]
     assert found["metadata"]["labels"]["rack"] == "r7"
     assert found["metadata"]["annotations"]["gpunodes.dev/repairs"] == "2026-11-01T00:00:00Z"
     assert "node.alpha.kubernetes.io/ttl" not in found["metadata"]["annotations"]
     assert {taint["key"] for taint in found["spec"]["taints"]} >= {"team"}
-    site.server.look()
+    site.look()
     assert {taint["key"] for taint in found["spec"]["taints"]} == {"team"}
 
 
@@ -157,13 +160,74 @@ def test_a_node_whose_gpus_do_not_work_is_an_error_and_no_pod_gets_it(
     site.settle({"w3": Phase.FAILED})
 
 
+def test_a_kubelet_that_keeps_a_proof_waiting_delays_no_other_machine(site: Site) -> None:
+    hangs, log = threading.Event(), site.store.log
+
+    def slow_log(path: str) -> str:
+        if site.store.proofs[path]["spec"]["nodeName"] == "w1":
+            assert hangs.wait(10)
+        return log(path)
+
+    site.store.log = slow_log  # type: ignore[method-assign]  # a kubelet that drips
+    for pool in ("h100", "t4"):
+        site.server.increase(pool, 1)
+    site.boots("w1")
+    site.boots("w3")
+    started = time.monotonic()
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.ON)
+    assert time.monotonic() - started < 5
+    assert site.phases()["w1"] is Phase.STARTING
+    hangs.set()
+    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.ON)
+
+
+@pytest.mark.parametrize("change", ["another boot", "given up"])
+def test_a_proof_that_ends_late_brings_nothing_else_into_service(site: Site, change: str) -> None:
+    waits, log = threading.Event(), site.store.log
+
+    def late_log(path: str) -> str:
+        text = log(path)
+        assert waits.wait(10)
+        return text
+
+    site.store.log = late_log  # type: ignore[method-assign]  # a kubelet that drips
+    site.server.increase("t4", 1)
+    site.boots("w3")
+    site.server.look()
+    site.until(lambda: site.store.proofs)
+    site.server.look()
+    if change == "another boot":
+        site.store.objects["w3"]["status"]["nodeInfo"]["bootID"] = "other"
+    else:
+        site.machines.gate.clear()
+        site.server.delete("t4", ["gpunodes://w3"])
+    waits.set()
+    site.until(lambda: not site.server._proofs._busy)
+    assert site.store.seen_nodes()["w3"].is_starting
+    site.machines.gate.set()
+
+
+def test_a_log_is_requested_once() -> None:
+    class Unresponsive:
+        calls = 0
+
+        def request(self, *_: object) -> Response:
+            self.calls += 1
+            return Response(0, None, "timed out", 1.0)
+
+    session = Unresponsive()
+    with pytest.raises(NoResponse):
+        Store(session).log("/api/v1/namespaces/gpunodes-proof/pods/a")  # type: ignore[arg-type]  # a stand-in
+    assert session.calls == 1
+
+
 def test_a_pod_that_proves_gpus_keeps_no_machine_on(site: Site) -> None:
     site.server.increase("t4", 1)
     site.boots("w3", gpus=0)
     proof = Pod("gpunodes-proof", "p", "1", "", mirror=False, finished=False, ending=False)
     site.store.pods["w3"] = [proof]
     site.time += 121
-    site.server.look()
+    site.look()
     site.settle({"w3": Phase.FAILED})
 
 
@@ -182,7 +246,7 @@ def test_fewer_gpus_than_before_are_not_in_service(site: Site) -> None:
     site.settle({"w3": Phase.OFF})
     site.server.increase("t4", 1)
     site.boots("w3", gpus=1)
-    site.server.look()
+    site.look()
     assert site.phases()["w3"] is Phase.STARTING
     assert site.store.seen_nodes()["w3"].is_starting
 
@@ -293,10 +357,10 @@ def test_a_boot_that_never_registers_is_given_up_and_switched_off(site: Site, gi
         site.server.delete("t4", ["gpunodes://w3"])
     else:
         site.time += 119
-        site.server.look()
+        site.look()
         assert site.phases()["w3"] is Phase.STARTING
         site.time += 2
-        site.server.look()
+        site.look()
     site.settle({"w3": Phase.FAILED})
     assert "w3" not in site.machines.on
     assert "within 100 s" in site.store.states()["w3"].error
@@ -339,19 +403,19 @@ def test_a_second_server_ends_the_first(site: Site) -> None:
 def test_a_node_that_others_hold_stays_on(site: Site, annotations: dict[str, str], why: str) -> None:
     in_service(site, "w1")
     site.store.objects["w1"]["metadata"]["annotations"] |= annotations
-    site.server.look()
+    site.look()
     assert site.store.objects["w1"]["metadata"]["annotations"][nodes.DISABLED] == "true"
     with pytest.raises(NotPossible, match=why):
         site.server.delete("h100", ["gpunodes://w1"])
     for key in annotations:
         del site.store.objects["w1"]["metadata"]["annotations"][key]
-    site.server.look()
+    site.look()
     assert nodes.DISABLED not in site.store.objects["w1"]["metadata"]["annotations"]
 
 
 def test_an_annotation_of_a_user_stays(site: Site) -> None:
     in_service(site, "w1", annotations={nodes.DISABLED: "true"})
-    site.server.look()
+    site.look()
     assert site.store.objects["w1"]["metadata"]["annotations"][nodes.DISABLED] == "true"
 
 
@@ -359,7 +423,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     in_service(site, "w1")
     site.machines.on.discard("w1")
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "Unknown"
-    site.server.look()
+    site.look()
     assert site.phases()["w1"] is Phase.ON, "it may be a network that is slow"
     site.time += 61
     site.server._questions._asked.clear()
@@ -367,7 +431,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     with pytest.raises(NotPossible, match="switched off by someone else"):
         site.server.delete("h100", ["gpunodes://w1"])
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
-    site.server.look()
+    site.look()
     assert site.phases()["w1"] is Phase.ON
 
 
@@ -390,7 +454,7 @@ def test_the_least_recently_used_starts_first_and_each_within_30_days(site: Site
     site.boots("w2")
     looks(site)
     site.time += 31 * 86400
-    site.server.look()
+    site.look()
     assert site.phases()["w1"] is Phase.STARTING, "it was off for 31 days"
     assert site.phases()["w3"] is Phase.STARTING
     assert "certificate" in site.store.states()["w1"].reason
@@ -399,7 +463,7 @@ def test_the_least_recently_used_starts_first_and_each_within_30_days(site: Site
 @pytest.mark.parametrize("more", [{"provider": "gpunodes://w2"}, {"provider": ""}, {"uuid": uuid("w9")}])
 def test_a_node_of_another_machine_is_left_alone(site: Site, more: dict[str, Any]) -> None:
     site.store.objects["w1"] = node_object("w1", starting=True, **more)
-    site.server.look()
+    site.look()
     assert site.phases()["w1"] is Phase.OFF
     assert site.store.seen_nodes()["w1"].is_starting
     assert site.server.size("h100").target == 0
@@ -486,9 +550,9 @@ def test_a_bmc_that_hangs_delays_no_other_machine(site: Site) -> None:
     site.machines.state = state  # type: ignore[method-assign]  # a BMC that hangs
     server = site.server = site.new_server()
     site.store.objects["w3"]["status"]["conditions"][0]["status"] = "Unknown"
-    server.look()
+    site.look()
     site.time += 61
-    server.look()
+    site.look()
     server.increase("h100", 1)
     site.boots("w1")
     looks(site)
@@ -560,3 +624,11 @@ def test_templates_are_as_seen_before_as_planned(site: Site) -> None:
     assert found.capacity[GPU] == "4"
     assert found.labels["rack"] == "r1"
     assert "kubernetes.io/hostname" not in found.labels
+
+
+def test_a_template_is_what_all_machines_of_a_pool_have_in_common(site: Site) -> None:
+    in_service(site, "w1", gpus=4, labels={"rack": "r1", "app": "x"})
+    in_service(site, "w2", gpus=8, labels={"rack": "r1"})
+    found = site.server.template("h100")
+    assert found.labels == {"gpunodes.dev/pool": "h100", "rack": "r1"}
+    assert found.capacity[GPU] == "4"

@@ -149,6 +149,7 @@ def test_the_bmc_s_password_is_asked_for_or_in_the_environment(monkeypatch: pyte
     assert bmc_settings.parsed([]) == {}
 
 
+@pytest.mark.long
 def test_the_bmc_of_an_address_is_asked_and_switches_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUNODES_BMC_PASSWORD", "secret")
     resets: list[str] = []

@@ -588,6 +588,7 @@ def test_the_script_of_a_shell(tmp_path: Path, shell: str, word: str) -> None:
     assert "_GPUNODES_COMPLETE" in done.stdout
 
 
+@pytest.mark.long
 def test_verbose_shows_ansible_s_own_output(tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: {ansible_host: 127.0.0.1, ansible_port: 1}}}\n")
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -53,6 +53,7 @@ def unreachable(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["status", "kubeconfig", "join gpu-1", "remove gpu-1 --yes"])
 def test_a_control_plane_that_refuses_ssh_leads_to_no_new_cluster(unreachable: Path, command: str) -> None:
     done = gpunodes(unreachable, *command.split())
@@ -63,6 +64,7 @@ def test_a_control_plane_that_refuses_ssh_leads_to_no_new_cluster(unreachable: P
     assert "--without-cluster" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_address_that_cannot_be_reached_is_not_left_in_the_inventory(tmp_path: Path) -> None:
     for address in ("127.0.0.1", "127.0.0.2"):
         done = gpunodes(tmp_path, "init-master", address, "--port", "1", "--user", "nobody")
@@ -71,6 +73,7 @@ def test_an_address_that_cannot_be_reached_is_not_left_in_the_inventory(tmp_path
         assert not (tmp_path / "inventory").exists()
 
 
+@pytest.mark.long
 def test_an_address_that_cannot_be_joined_is_not_left_in_the_inventory(tmp_path: Path) -> None:
     path = tmp_path / "inventory" / "hosts.yml"
     connection = {"ansible_port": 1, "ansible_user": "nobody"}
@@ -170,6 +173,7 @@ def test_a_full_disk_below_the_state_folder_is_a_sentence(
     assert capsys.readouterr().err.startswith("error: /state/runs/1: No space left on device\nhint: free some space")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_closed_pipe_ends_a_command_quietly(unreachable: Path, stream: str) -> None:
     """The reader went away: no traceback, and no message of the interpreter when it ends."""
@@ -216,6 +220,7 @@ def test_the_gpus_of_an_unreachable_machine_are_not_counted() -> None:
     assert [line.split()[1] for line in found.splitlines()[1:3]] == ["-", "0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command", ["health gpu-1 --deadline 60", "status", "gpu plan gpu-1", "gpu verify", "remove gpu-1 --yes"]
 )

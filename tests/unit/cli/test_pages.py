@@ -45,6 +45,7 @@ def _texts() -> Iterator[tuple[Path, str]]:
                         yield path, node.value
 
 
+@pytest.mark.long
 def test_messages_name_pages_that_exist_and_can_be_shown() -> None:
     named = {name for _, text in texts() for name in PAGE.findall(text)}
     assert named >= {"settings", "existing-cluster", "lab"}

@@ -18,6 +18,8 @@ from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.inventory.loader import password_of
 
+pytestmark = pytest.mark.long
+
 PASSWORD = "pa ss\"w$x'"
 BIN = Path(sys.executable).parent
 

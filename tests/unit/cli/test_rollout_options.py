@@ -10,11 +10,14 @@ import pytest
 from click.testing import CliRunner
 from gpunodes import settings
 from gpunodes.cli import rollout_options, terminal
+from gpunodes.cli.gpu.upgrade import start as gpu_upgrade
 from gpunodes.cli.rollout_options import RolloutFlags
+from gpunodes.cli.upgrade import start as kubernetes_upgrade
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import waking
+from gpunodes.operations.rolling import commands
 from gpunodes.repair.policy import Budget
 from gpunodes.rollout.record import RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
@@ -46,11 +49,55 @@ def test_only_wake_switches_machines_on(
     asked, seen = list[str](), list[str]()
     monkeypatch.setattr(terminal, "confirm", lambda what, **_: asked.append(what))
     monkeypatch.setattr(waking, "asleep", lambda _, given: [each for each in given if each.name in off])
+    monkeypatch.setattr(commands, "check_free", lambda *_: seen.clear())
     monkeypatch.setattr(waking, "wake", lambda _, given, __: seen.extend(each.name for each in given))
     given = flags(*argv)
     rollout_options.wake(None, machines, given, lambda *_: None)  # type: ignore[arg-type]  # no fleet is needed
     assert (seen, asked) == (woken, ["1 machines are switched on: w1"] if woken else [])
     assert given.changes is bool(argv)
+
+
+@pytest.mark.parametrize("refuses", ["roll-out", "check"])
+def test_no_machine_is_switched_on_for_a_roll_out_that_is_refused(
+    refuses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise WrongInput("refused")
+
+    seen: list[Any] = []
+    monkeypatch.setattr(waking, "asleep", lambda _, given: given)
+    monkeypatch.setattr(waking, "wake", lambda *_: seen.append("woken"))
+    monkeypatch.setattr(terminal, "confirm", lambda *_, **__: seen.append("asked"))
+    monkeypatch.setattr(commands, "check_free", refused if refuses == "roll-out" else lambda *_: None)
+    machines = [Machine("w0", "w0", Role.WORKER)]
+    with pytest.raises(WrongInput, match="refused"):
+        rollout_options.wake(None, machines, flags("--wake"), lambda *_: None, refused)  # type: ignore[arg-type]  # as above
+    assert seen == []
+
+
+@pytest.mark.parametrize("upgrade", [["1.37"], ["w0", "--driver", "590"], ["w0", "--driver", "no-driver"]])
+def test_a_plan_that_is_not_possible_is_refused_before_machines_are_switched_on(
+    upgrade: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise WrongInput("no driver or upgrade")
+
+    woken: list[Any] = []
+    command = gpu_upgrade if "--driver" in upgrade else kubernetes_upgrade
+    monkeypatch.setattr(command, "_plan", refused)
+    monkeypatch.setattr(waking, "asleep", lambda _, given: given[-1:])
+    monkeypatch.setattr(waking, "wake", lambda *_: woken.append(1))
+    monkeypatch.setattr(commands, "check_free", lambda *_: None)
+    path = tmp_path / "hosts.yml"
+    hosts = (
+        "control_plane: {hosts: {c0: {ansible_host: 127.0.0.1}}}\nworkers: {hosts: {w0: {ansible_host: 127.0.0.2}}}\n"
+    )
+    path.write_text(hosts)
+    argv = [*upgrade, "--wake", "--yes", "-i", str(path)]
+    result = CliRunner().invoke(command.command, argv, standalone_mode=False)
+    assert isinstance(result.exception, WrongInput)
+    assert "driver" in str(result.exception)
+    assert woken == []
 
 
 def test_options_over_settings_over_defaults() -> None:

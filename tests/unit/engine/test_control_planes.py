@@ -348,6 +348,7 @@ def test_the_api_server_of_the_machine_itself_is_used_when_the_endpoint_is_dead(
 # Over SSH
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sshd.SSHD is None or os.geteuid() != 0, reason="needs sshd, and root to run it")
 def test_a_command_goes_on_over_another_sshd(servers: list[Server], tmp_path: Path) -> None:
     ports = sshd.free_ports(2)

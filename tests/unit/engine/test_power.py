@@ -466,6 +466,7 @@ def test_sources_of_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command.password == "of gpu-1"
 
 
+@pytest.mark.long
 def test_passwords_in_vaults(tmp_path: Path) -> None:
     """A whole file and a single value, decrypted with the password file of Ansible's settings only."""
     (tmp_path / "host_vars").mkdir()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import kube_api
@@ -77,3 +79,59 @@ def test_a_response_that_ends_early_is_none() -> None:
         channel.close()
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             kube_api._content(connection.getresponse(), kube_api.Limits())
+
+
+LOG = "/api/v1/namespaces/a/pods/b/log"
+
+
+def client(connection: http.client.HTTPConnection, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> kube_api.Client:
+    """A patient client with this connection, and with these limits for logs."""
+    found = kube_api.Client.__new__(kube_api.Client)
+    found._limits, found._patience_s, found._token_file, found._where = kube_api.Limits(), 60, "", "server"
+    found._connection = connection  # type: ignore[assignment]  # without TLS
+    monkeypatch.setattr(kube_api, "_OF_LOG", dataclasses.replace(kube_api._OF_LOG, **limits))
+    return found
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 9.0])
+def test_a_log_of_a_kubelet_that_drips_is_cut(monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+    pieces = [b"Transfer-Encoding: chunked\r\n\r\n", *[b"1\r\nx\r\n"] * 200]
+    started = time.monotonic()
+    with answered(HEAD + pieces[0] + pieces[1], *pieces[2:], pause_s=pause_s) as connection:
+        text = client(connection, monkeypatch, whole_s=1).get(LOG, tailLines="1")["message"]
+    assert time.monotonic() - started < 3
+    assert 0 < len(text) < 100
+
+
+def test_a_log_without_an_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    with answered(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[piece] * 64) as connection:
+        made = client(connection, monkeypatch)
+        assert made.get(LOG) == {"message": "x" * (1 << 20)}
+        assert made._connection is None
+
+
+def test_a_kubelet_that_sends_no_log_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = time.monotonic()
+    with answered(b"") as connection, pytest.raises(kube_api.ApiError, match="timed out"):
+        client(connection, monkeypatch, call_s=0.3).get(LOG)
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("log", ["[1]", "5", "null", '{"message": 5}', ""])
+def test_a_log_that_looks_like_json_is_a_text(monkeypatch: pytest.MonkeyPatch, log: str) -> None:
+    with answered(HEAD + f"Content-Length: {len(log)}\r\n\r\n{log}".encode()) as connection:
+        assert client(connection, monkeypatch).get(LOG) == {"message": log}
+
+
+def test_an_error_instead_of_a_log_is_that_of_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"message": "no such container"}'
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with answered(head + body) as connection, pytest.raises(kube_api.ApiError, match="no such container"):
+        client(connection, monkeypatch).get(LOG)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/nodes/log", "/api/v1/namespaces/log", "/api/v1/namespaces/a/configmaps/log"])
+def test_an_object_with_the_name_log_is_no_log(path: str) -> None:
+    assert not kube_api.is_log(path)
+    assert kube_api.is_log("/api/v1/namespaces/a/pods/log/log?tailLines=1")

@@ -116,6 +116,13 @@ def test_kubelets_that_hang_do_not_keep_others_from_being_queried(monkeypatch: p
     assert len(api.asked) > 10
 
 
+def nested(depth: int) -> Any:
+    made: Any = 1
+    for _ in range(depth):
+        made = [made]
+    return made
+
+
 WRONG: list[Any] = [
     None,
     [],
@@ -125,6 +132,8 @@ WRONG: list[Any] = [
     {"kubeletconfig": {"featureGates": {f"Gate{number}": True for number in range(5000)}}},
     {"kubeletconfig": {"podPidsLimit": "x" * (1 << 16)}},
     {"kubeletconfig": {"providerID": ATTACKS[0] * 5000}},
+    *({"kubeletconfig": {"podPidsLimit": nested(depth)}} for depth in (50, 900, 949, 970, 5000)),
+    {"kubeletconfig": {"registerWithTaints": {"a": nested(60)}}},
 ]
 
 
@@ -133,7 +142,8 @@ def test_an_answer_of_another_form_names_its_kubelet(monkeypatch: pytest.MonkeyP
     Api(monkeypatch, node("a"), node("b"), b=answer)
     found = kubelet_settings.report(FIELDS)
     assert found["nodes"] == {"a": {}}
-    assert found["silent"]["b"].startswith(("its answer has no configuration", "its answer is too long"))
+    why = ("its answer has no configuration", "its answer is too long", "its answer is nested too deeply")
+    assert found["silent"]["b"].startswith(why)
     assert reports.kubelet_settings_problem(found) == ""
 
 
@@ -189,6 +199,8 @@ def test_kubectl_is_needed_only_where_kubelets_are_compared(monkeypatch: pytest.
             read.append(text)
             if "bad" in text:
                 raise MachineProblem("the ConfigMap cannot be read")
+            if "deep" in text:
+                return {"featureGates": nested(970)}
             return {"featureGates": {"AllBeta": True}}
 
     monkeypatch.setattr(kubelet_settings, "Workshop", Workshop)
@@ -199,6 +211,9 @@ def test_kubectl_is_needed_only_where_kubelets_are_compared(monkeypatch: pytest.
     assert read == []
     api.listed = (node("a"),)
     assert kubelet_settings.report(FIELDS)["cluster"] == {"featureGates": '{"AllBeta": true}'}
+    api.text = "featureGates: deep\n"
+    found = kubelet_settings.report(FIELDS)["problem"]
+    assert found.startswith("the ConfigMap kubelet-config in kube-system is nested too deeply")
     api.text = "featureGates: bad\n"
     assert kubelet_settings.report(FIELDS) == {
         "problem": "the ConfigMap cannot be read",

@@ -161,6 +161,118 @@ report(before=before, listed=listed, refused=error(reset.reset),
     assert found["existing"] == ["/var/lib/etcd/member/wal", "/var/lib/etcd/default/member/wal"]
 
 
+def test_files_of_a_user_survive_attempts_that_fail_and_a_reset() -> None:
+    """A CA, which kubeadm uses, and a file of another program: kubeadm did not write them."""
+    found = in_namespace("""
+from gpunodes.ansible.module_utils.kubeadm import command, init
+paths = ["/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/ca.key", "/etc/kubernetes/cloud.conf"]
+for path in paths:
+    make(path)
+firewall.tables = lambda: []
+def fail(*_, **__):
+    make("/etc/kubernetes/pki/apiserver.crt")
+    make("/etc/kubernetes/bootstrap-kubelet.conf")
+    make("/etc/kubernetes/gpunodes/audit.yaml")
+    raise MachineProblem("kubeadm failed", "", "")
+command.run = fail
+def attempt():
+    planned = init.init([], {}, {}, 60, check=True).actions
+    failure = error(lambda: init.init([], {}, {}, 60, check=False))
+    return planned, failure, [path for path in paths if os.path.exists(path)]
+attempts = [attempt(), attempt()]
+listed = reset.remains()
+reset.reset()
+left = [reset.remains()]
+ledger.remove()
+left.append(reset.remains())
+report(attempts=attempts, listed=listed, left=left, paths=[*paths, "/etc/kubernetes/pki/apiserver.crt",
+    "/etc/kubernetes/bootstrap-kubelet.conf", "/etc/kubernetes/gpunodes"])
+""")
+    paths = ["/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/ca.key", "/etc/kubernetes/cloud.conf"]
+    again = ["reset an interrupted kubeadm init", "kubeadm init"]
+    failed = "kubeadm failed"
+    assert [actions for actions, *_ in found["attempts"]] == [["kubeadm init"], again]
+    assert all(failed in error and left == paths for _, error, left in found["attempts"])
+    assert (found["listed"], found["left"]) == (["/etc/kubernetes"], [[], []])
+    assert found["existing"] == paths
+
+
+def test_a_control_plane_is_not_made_beside_a_users_own_etcd() -> None:
+    """kubeadm would fail at its data, and the next attempt would take it for that of the first."""
+    found = in_namespace("""
+from gpunodes.ansible.module_utils.kubeadm import init
+make("/var/lib/etcd/default/member/wal")
+refused = [error(lambda: init.init([], {}, {}, 60, check=check)) for check in (True, False)]
+report(refused=refused, progress=ledger.load().kubeadm, paths=["/var/lib/etcd/default/member/wal"])
+""")
+    assert all("/var/lib/etcd has files" in each for each in found["refused"])
+    assert (found["progress"], found["existing"]) == ("", ["/var/lib/etcd/default/member/wal"])
+
+
+def test_other_files_survive_the_reset_of_a_machine_that_others_joined() -> None:
+    """What kubeadm writes is removed, links are not followed, and a refused reset takes nothing over."""
+    found = in_namespace("""
+make("/etc/kubernetes/pki/ca.crt", "ours")
+make("/etc/kubernetes/kubelet.conf", "broken")
+make("/etc/kubernetes/agent/settings/agent.conf")
+os.symlink("/etc/kubernetes/pki", "/etc/kubernetes/agent/pki")
+kubeconfig.ca_hash = lambda text: f"sha256:{text}"
+kubeconfig.load = lambda path: None
+mount("-t", "tmpfs", "disk", "/etc/kubernetes/manifests/disk")
+refused = error(reset.reset)
+progress = ledger.load().kubeadm
+subprocess.run(["umount", "/etc/kubernetes/manifests/disk"], check=True)
+reset.remains("sha256:ours")
+reset.reset()
+report(refused=refused, progress=progress, left=reset.remains(), linked=os.path.islink("/etc/kubernetes/agent/pki"),
+    paths=["/etc/kubernetes/agent/settings/agent.conf", "/etc/kubernetes/pki", "/etc/kubernetes/manifests"])
+""")
+    assert "is mounted" in found["refused"]
+    assert (found["progress"], found["left"], found["linked"]) == ("", [], True)
+    assert found["existing"] == ["/etc/kubernetes/agent/settings/agent.conf"]
+
+
+def test_the_ca_of_the_cluster_that_a_machine_leaves_does_not_stay() -> None:
+    """Also if the user made it: the cluster goes on without this machine. A join of it finds no CA in its way."""
+    found = in_namespace("""
+from gpunodes.ansible.module_utils.kubeadm import command, join
+kubeconfig.ca_hash = lambda text: f"sha256:{text}"
+kubeconfig.load = lambda path: None
+firewall.tables = lambda: []
+pki = ["/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/ca.key"]
+for path in (*pki, "/etc/kubernetes/cloud.conf"):
+    make(path, "ours")
+ledger.Ledger(kubeadm="init done", given=[*pki, "/etc/kubernetes/cloud.conf"]).save()
+make("/etc/kubernetes/admin.conf")
+trees = tree.remove
+def stop(path, **options):
+    os.unlink(pki[0])
+    raise MachineProblem("interrupted", "", "")
+tree.remove = stop
+stopped = error(lambda: reset.reset("sha256:ours"))
+tree.remove = trees
+listed = reset.remains()
+reset.reset()
+ledger.remove()
+keys = [path for path in pki if os.path.exists(path)]
+make(pki[0], "ours")
+alone = reset.remains("sha256:ours"), reset.remains("sha256:another"), reset.remains()
+seen = []
+def run_kubeadm(*_, **__):
+    seen.append(os.path.exists(pki[0]))
+    raise MachineProblem("kubeadm failed", "", "")
+command.run = run_kubeadm
+failed = error(lambda: join.join("10.0.0.1:6443", "a.b", "sha256:ours", False, {}, 60, False))
+report(stopped=stopped, listed=listed, keys=keys, alone=alone, seen=seen, failed=failed,
+    paths=["/etc/kubernetes/cloud.conf", *pki])
+""")
+    assert "interrupted" in found["stopped"]
+    assert (found["listed"], found["keys"]) == (["/etc/kubernetes"], [])
+    assert found["alone"] == [["/etc/kubernetes"], [], []]
+    assert (found["seen"], "kubeadm failed" in found["failed"]) == ([False], True)
+    assert found["existing"] == ["/etc/kubernetes/cloud.conf"]
+
+
 def test_running_kubelet_blocks_a_reset() -> None:
     """A running kubelet could mount again: nothing is removed."""
     found = in_namespace("""

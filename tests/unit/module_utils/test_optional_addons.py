@@ -32,7 +32,8 @@ class Cluster:
         found = {"items": [{"metadata": {"name": "x", "labels": LABELS}}]} if "?labelSelector=" in path else None
         return self.answers.get(path, found)
 
-    get = find
+    def get(self, path: str, **_: str) -> Any:
+        return self.find(path)
 
     def delete(self, path: str) -> None:
         self.deleted.append(path)
@@ -68,6 +69,22 @@ def test_what_users_of_other_namespaces_label_is_not_of_the_add_on(monkeypatch: 
     assert optional.installed() == {"metrics-server": ""}
     optional.down("metrics-server", (), check=False)
     assert sorted(cluster.deleted) == [f"/api/v1/namespaces/{space}/services/x" for space in ("kube-system", "own")]
+
+
+def test_a_name_that_would_lead_to_another_object_is_refused() -> None:
+    """Names of roles and bindings may have "?", and a path would end there."""
+    cluster = Cluster()
+    cluster.answers["/apis"] = {"groups": []}
+    bindings = {"name": "rolebindings", "kind": "RoleBinding", "namespaced": True, "verbs": VERBS}
+    cluster.answers["/api/v1"] = {"resources": [bindings]}
+    cluster.answers["/api/v1/namespaces"] = {"items": []}
+    metadata = {"name": "a:b?c", "namespace": "kube-system", "labels": LABELS}
+    cluster.answers[f"/api/v1/rolebindings?labelSelector={optional.LABEL}%3Dmetrics-server"] = {
+        "items": [{"metadata": metadata}]
+    }
+    [(path, _)] = optional._labelled(cluster, "metrics-server")  # type: ignore[arg-type]  # all that it uses of a client
+    assert path == "/api/v1/namespaces/kube-system/rolebindings/a:b%3Fc"
+    assert not kube_api.is_path(path)
 
 
 @pytest.mark.parametrize("space", ["lab", None])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from gpunodes.ansible.module_utils import process
 
 ANSIBLE = Path(process.__file__).parents[1]
@@ -33,6 +34,7 @@ def run(tmp_path: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_module_runs_on_a_machine_that_has_nothing_of_gpunodes(tmp_path: Path) -> None:
     wanted = {"wanted": {"one": {"files": [{"path": str(tmp_path / "file"), "content": "x"}]}, "two": {}}}
     output = run(
@@ -46,6 +48,7 @@ def test_a_module_runs_on_a_machine_that_has_nothing_of_gpunodes(tmp_path: Path)
     assert (result["pending"], result["versions"]) == (["one"], {})
 
 
+@pytest.mark.long
 def test_ansible_prints_the_differences_without_secrets(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("level = 1\npassword = hunter2\n\x1b[2J\n")
     wanted = {"wanted": {"files": [{"path": str(tmp_path / "config"), "content": "level = 2\n"}]}}

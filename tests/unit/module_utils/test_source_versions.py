@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import image_query, source_versions, upgrade_facts
+from gpunodes.ansible.module_utils import facts, image_query, source_versions, upgrade_facts
+from gpunodes.ansible.module_utils.host import keys
 from gpunodes.ansible.module_utils.problem import MachineProblem
 
 # As in developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/, shortened.
@@ -119,7 +120,7 @@ def test_a_source_that_cannot_be_read(source: str, tmp_path: Path, name: str, co
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"], ids=["head", "body"])
 def test_a_source_that_answers_byte_by_byte_ends_at_the_limit(monkeypatch: pytest.MonkeyPatch, begin: bytes) -> None:
     """A limit for each byte let a source, or who is in between, keep every command for days."""
-    for each in (source_versions, upgrade_facts, image_query):
+    for each in (source_versions, upgrade_facts, image_query, keys, facts):
         monkeypatch.setattr(each, "_WHOLE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -141,7 +142,14 @@ def test_a_source_that_answers_byte_by_byte_ends_at_the_limit(monkeypatch: pytes
             source_versions.read(f"{url}/InRelease", ["x"])
         with pytest.raises(TimeoutError):
             upgrade_facts._fetched(f"{url}/Packages", None)
+        with pytest.raises(MachineProblem, match="cannot be fetched: no complete response within"):
+            keys.fetch(f"{url}/key")
         if not begin:
+            began, check = time.monotonic(), facts.SourceCheck({"name": "x", "url": url, "key": f"{url}/key"})
+            check.start()
+            check.join()
+            assert time.monotonic() - began < 5
+            assert str(check.result["error"]).startswith("it does not respond: no complete response within")
             assert "no complete response" in image_query.missing(["x/a:1"], {"x": url}, None)[1]
 
 

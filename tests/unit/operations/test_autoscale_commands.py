@@ -45,6 +45,10 @@ class Objects(MemoryStore):
         self.runs: list[tuple[str, Any]] = []
         self.registered: list[str] = []
         self.failure = ""
+        self.ending: list[list[str]] = []
+        """The nodes of its pods, by request from the last one on."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What the power server does while the playbook runs."""
         monkeypatch.setattr(commands, "_connected", self.connected)
         monkeypatch.setattr(commands, "carry_out", self.register)
         monkeypatch.setattr(runner, "run", self.run)
@@ -61,13 +65,17 @@ class Objects(MemoryStore):
     def register(self, operation: Any, _: Any, machines: Any, *more: Any) -> RunResult:
         self.registered += [each.name for each in machines]
         outcome = Outcome.FAILED if self.failure else Outcome.CHANGED
+        for each in machines:
+            self.objects[each.name]["spec"]["providerID"] = f"gpunodes://{each.name}"
         return RunResult(operation.name, [MachineResult(each.name, outcome, cause=self.failure) for each in machines])
 
     def run(self, play: runner.Play, folder: Path, *_: Any) -> runner.PlayResult:
         self.runs.append((play.playbook, play.variables))
         self.ran_on = list(play.machines)
-        self.running = True
-        self.texts |= {name: MachineState(Phase.ON, 1.0).text() for name in (self.document or {}).get("machines", {})}
+        self.running = (play.variables or {})["autoscaler_state"] == "present"
+        if self.running:
+            self.texts |= {name: MachineState(Phase.ON, 1.0).text() for name in self.document["machines"]}
+        self.meanwhile()
         return runner.PlayResult(True, False, folder / "stdout")
 
     def nodes(self) -> list[Any]:
@@ -82,6 +90,12 @@ class Objects(MemoryStore):
 
     def is_running(self) -> bool:
         return self.running
+
+    def is_installed(self) -> bool:
+        return self.running
+
+    def pod_nodes(self) -> list[str]:
+        return self.ending.pop() if self.ending else []
 
     def write_plan(self, planned: Any, passwords: Any) -> None:
         self.document, self.passwords = planned, dict(passwords)
@@ -218,34 +232,228 @@ def test_an_autoscaler_that_is_not_there(place: Objects, run: Run) -> None:
     assert place.runs == []
 
 
-def test_down_keeps_the_states_of_machines_that_are_off(place: Objects, run: Run) -> None:
+STARTING, STOPPING = "gpunodes.dev/starting", "gpunodes.dev/stopping"
+DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
+MARKED = {DISABLED: "true", "gpunodes.dev/autoscaler-disabled": "maintenance"}
+
+
+def scales(place: Objects, run: Run, phase: Phase | None = None, **node: Any) -> None:
+    """The machines of a pool that scales; w2 is in ``phase``, and its node has ``node``, ``gone`` if it has none."""
     run("up", "--yes")
-    place.texts["w2"] = MachineState(Phase.OFF, 1.0, "nothing needs it").text()
-    code, out, _ = run("down", "--yes")
-    assert code == ExitCode.DONE
-    assert "w2" in out
+    place.objects = {name: node_object(name) for name in ("w1", "w2")}
+    if phase:
+        place.texts["w2"] = MachineState(phase, 1.0, "a reason").text()
+    if node.pop("gone", False):
+        del place.objects["w2"]
+        return
+    taints = node.pop("taints", ())
+    place.objects["w2"] = node_object("w2", **node)
+    place.objects["w2"]["spec"]["taints"] = [{"key": key, "effect": "NoSchedule"} for key in taints]
+
+
+def taints_of(place: Objects, name: str = "w2") -> list[str]:
+    return [each["key"] for each in place.objects[name]["spec"]["taints"]]
+
+
+def is_off(place: Objects, name: str = "w2") -> bool:
+    """Whether other commands leave the machine alone."""
+    node, state = place.seen_nodes().get(name), place.switched_off().get(name)
+    return state is not None and state.is_off(ready=node.node.ready if node else None)
+
+
+def test_down_keeps_the_states_of_machines_that_are_off(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.OFF, gone=True)
+    code, out, err = run("down", "--yes")
+    assert code == ExitCode.DONE, err
+    assert "not on: w2" in out
     assert place.runs[-1][1]["autoscaler_state"] == "absent"
     assert place.document is None
-    assert place.texts
-    run("up", "--yes")
-    run("down", "--yes")
+    assert list(place.texts) == ["w2"]
+    scales(place, run)
+    assert run("down", "--yes")[:2] == (ExitCode.DONE, "removed\n")
     assert not place.texts
 
 
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING, Phase.GIVING_UP, Phase.BY_HAND, Phase.OFF])
+def test_down_gives_a_ready_node_back_in_whatever_phase_it_is(place: Objects, run: Run, phase: Phase) -> None:
+    notes = {**MARKED, "gpunodes.dev/power-off": "boot-w2", "yours": "stays"}
+    taints = [STOPPING, "yours", STARTING, "ToBeDeletedByClusterAutoscaler"]
+    scales(place, run, phase, taints=taints, annotations=notes)
+    code, out, err = run("down", "--yes")
+    assert (code, out) == (ExitCode.DONE, "removed\n"), err
+    assert "w2: its node is that of any other machine" in err
+    assert (place.texts, place.document, is_off(place)) == ({}, None, False)
+    assert taints_of(place) == ["yours"]
+    assert place.objects["w2"]["metadata"]["annotations"] == {"yours": "stays"}
+
+
+def test_an_annotation_and_a_taint_of_a_user_stay(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.ON, taints=["gpunodes.dev/other"], annotations={DISABLED: "true"})
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    assert taints_of(place) == ["gpunodes.dev/other"]
+    assert place.objects["w2"]["metadata"]["annotations"] == {DISABLED: "true"}
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING, Phase.GIVING_UP])
+def test_a_machine_without_a_node_is_off_until_its_node_registers(place: Objects, run: Run, phase: Phase) -> None:
+    scales(place, run, phase, gone=True)
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    assert place.states(create=False)["w2"].phase is Phase.OFF
+    assert "when the autoscaler was removed" in place.switched_off()["w2"].described
+    assert is_off(place)
+    place.objects["w2"] = node_object("w2", starting=True)
+    assert not is_off(place)
+    code, out, err = run("down", "--yes")
+    assert (code, out, taints_of(place), place.texts) == (ExitCode.DONE, "removed\n", [], {}), err
+    assert run("down", "--yes")[0] == ExitCode.WRONG_INPUT, "nothing is left"
+
+
+@pytest.mark.parametrize(("phase", "off"), [(Phase.STARTING, False), (Phase.STOPPING, True), (Phase.GIVING_UP, True)])
+def test_a_node_that_is_not_ready_keeps_no_taint(place: Objects, run: Run, phase: Phase, *, off: bool) -> None:
+    """One that was being switched off is not repaired while it is not ready; afterwards it is as any other."""
+    scales(place, run, phase, taints=[STOPPING, STARTING], ready=False)
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    assert (taints_of(place), is_off(place)) == ([], off)
+    place.objects["w2"] = node_object("w2")
+    assert not is_off(place)
+
+
+def test_down_decides_by_what_the_power_server_left(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.STARTING, gone=True)
+    place.ending = [["c1"], ["c1"]]
+
+    def ends() -> None:
+        place.texts["w1"] = MachineState(Phase.STOPPING, 2.0, "nothing needs it").text()
+        del place.objects["w1"]
+        place.objects["w2"] = node_object("w2", starting=True)
+
+    place.meanwhile = ends
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    assert not place.ending, "its pods have ended"
+    assert {name: each.phase for name, each in place.states(create=False).items()} == {"w1": Phase.OFF}
+    assert taints_of(place) == []
+
+
+def test_a_power_server_that_writes_last_is_read_again(
+    place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scales(place, run, Phase.STOPPING, gone=True)
+    write = place.write
+
+    def late(changes: Any) -> None:
+        monkeypatch.setattr(place, "write", write)
+        place.texts["w2"] = MachineState(Phase.FAILED, 3.0, "no boot", "no boot").text()
+        place.version += 1
+        write(changes)
+
+    monkeypatch.setattr(place, "write", late)
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    assert place.states(create=False)["w2"].phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(
+    "ends_at", ["run", "delete_passwords", "pod_nodes", "change", "write", "delete_states", "delete_plan"]
+)
+def test_down_that_was_killed_at_any_point_converges_when_it_is_run_again(
+    place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch, ends_at: str
+) -> None:
+    scales(place, run, Phase.STOPPING, taints=[STOPPING])
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        target: Any = runner if ends_at == "run" else place
+        patched.setattr(target, ends_at, killed)
+        assert run("down", "--yes")[0] == ExitCode.INTERRUPTED
+    code, out, err = run("down", "--yes")
+    assert (code, out) == (ExitCode.DONE, "removed\n"), err
+    assert (place.texts, place.document, taints_of(place)) == ({}, None, [])
+
+
+def test_what_an_earlier_down_left_behind_ends_without_a_plan(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.STOPPING, taints=[STOPPING])
+    place.texts["w1"] = json.dumps({"phase": "giving-up", "since": 1.0})
+    place.delete_plan()
+    assert is_off(place)
+    code, out, err = run("down", "--dry-run")
+    assert code == ExitCode.DONE, err
+    assert "w2" in out
+    assert place.texts
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    assert (place.texts, taints_of(place)) == ({}, []), "a state of another form, too"
+
+
+@pytest.mark.parametrize("plan", [None, {}, {"machines": []}])
+def test_an_autoscaler_whose_plan_was_damaged_is_removed(place: Objects, run: Run, plan: Any) -> None:
+    scales(place, run, Phase.STARTING, taints=[STARTING])
+    place.document = plan
+    code, _, err = run("down", "--yes")
+    assert code == ExitCode.DONE, err
+    assert (place.running, place.texts, taints_of(place), place.document) == (False, {}, [], None)
+
+
+def test_a_node_that_is_replaced_meanwhile_is_left_alone(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.STOPPING, taints=[STOPPING])
+    change = place.change
+
+    def replaced(name: str, make: Any) -> None:
+        if name == "w2":
+            place.objects["w2"] = node_object("w2", uuid=uuid("w7"))
+            place.objects["w2"]["spec"]["taints"] = [{"key": STOPPING, "effect": "NoSchedule"}]
+        change(name, make)
+
+    place.change = replaced  # type: ignore[method-assign]  # as it happens then
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    assert taints_of(place) == [STOPPING]
+
+
+@pytest.mark.parametrize("wrong", ["provider", "uuid", "inventory"])
+def test_the_node_of_another_machine_is_left_alone(place: Objects, run: Run, wrong: str) -> None:
+    more = {"provider": {"provider": "gpunodes://w1"}, "uuid": {"uuid": uuid("w7")}}.get(wrong, {})
+    scales(place, run, Phase.STOPPING, taints=[STOPPING], **more)
+    if wrong == "inventory":
+        place.delete_plan()
+        Path("hosts.yml").write_text(INVENTORY.replace(", w2: {ansible_host: 127.0.0.3}", ""))
+    code, _, err = run("down", "--yes")
+    assert code == ExitCode.DONE, err
+    assert "w2: a node of its name is not certainly its own" in err
+    assert taints_of(place) == [STOPPING]
+    assert not is_off(place), "the node is as any other"
+
+
 def test_a_dry_run_of_down_shows_what_it_removes_and_changes_nothing(place: Objects, run: Run) -> None:
-    run("up", "--yes")
-    place.texts["w2"] = MachineState(Phase.OFF, 1.0, "nothing needs it").text()
+    scales(place, run, Phase.OFF, gone=True)
     before = (place.document, dict(place.passwords), dict(place.texts), list(place.runs))
     code, out, err = run("down", "--dry-run", "--json")
     found = json.loads(out)
     assert code == ExitCode.DONE, err
     assert any("passwords" in each for each in found["changes"])
-    assert [each for each in found["changes"] if each.startswith("w2: ")]
+    assert [each for each in found["changes"] if each.startswith("w2: it stays as it is, off")]
     assert not [each for each in found["changes"] if each.startswith("w1: ")]
     code, out, _ = run("down", "--dry-run")
     assert code == ExitCode.DONE
     assert "would change: the autoscaler and the power server are removed" in out
     assert (place.document, place.passwords, place.texts, place.runs) == before
+
+
+@pytest.mark.parametrize(
+    ("phase", "node", "wanted"),
+    [
+        (Phase.STARTING, {}, "its node is that of any other machine"),
+        (Phase.STARTING, {"gone": True}, "it counts as off on purpose until its node registers"),
+        (Phase.STOPPING, {"ready": False}, "it counts as off on purpose until its node is ready"),
+        (Phase.FAILED, {"gone": True}, "it stays as it is, failed"),
+    ],
+)
+def test_a_dry_run_of_down_says_what_becomes_of_each_machine(
+    place: Objects, run: Run, phase: Phase, node: dict[str, Any], wanted: str
+) -> None:
+    scales(place, run, phase, **node)
+    _, out, _ = run("down", "--dry-run", "--json")
+    found = json.loads(out)
+    assert any(each.startswith(f"w2: {wanted}") for each in found["changes"])
+    assert [each["phase"] for each in found["machines"]] == ["on", phase.value], "as it is now"
 
 
 THREE = INVENTORY.replace(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from gpunodes.ansible.module_utils import command_lock
 from gpunodes.ansible.module_utils.cluster import tokens as bootstrap_tokens
 from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine import control_planes, identities, locks, runner
+from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.leases.errors import Held
@@ -257,8 +260,15 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
         assert "could not be renewed" in str(claim.lost())
         place.status = None
         time.sleep(0.3)
-        assert claim.lost() is None
+        assert "expired" in str(claim.lost()), "it ends although the API is back: another command may have begun"
     with place.claimed([CONTROL, *WORKERS]) as claim:
+        place.status = -2
+        time.sleep(1.2)
+        place.status = None
+        deadline = time.monotonic() + 10
+        while claim.lost():  # its own work had stopped the API, and no other command has begun
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         place.status = -2
         time.sleep(1.2)
         assert claim.lost(at_work=True) is None
@@ -273,6 +283,26 @@ def test_a_lock_that_may_be_lost_ends_the_run_except_while_it_is_at_work_on_the_
             lease["metadata"]["resourceVersion"] = "7"
         time.sleep(0.5)
         assert "was taken by `gpunodes repair` of ann@desk" in str(claim.lost())
+
+
+def test_a_command_that_stopped_the_api_ends_if_another_one_began_meanwhile(place: Place) -> None:
+    with place.claimed([CONTROL]) as claim:
+        place.status = -2
+        time.sleep(1.2)
+        assert claim.lost(at_work=True) is None
+        other = Leases(Cluster(place.api), "join")  # type: ignore[arg-type]  # stands in for a session
+        other.holder = ANN
+        place.api.by_ssh = None  # its machine restarts
+        try:
+            other.take("w1")
+            place.status = None
+            deadline = time.monotonic() + 10
+            while not (lost := claim.lost(at_work=True)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert "another command began meanwhile: w1 is locked by " in str(lost)
+        finally:
+            other.close()
 
 
 def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -441,6 +471,30 @@ def test_the_lock_on_a_restarted_machine_is_taken_again_or_reported_as_taken(
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             assert "reset of" in str(lock.lost())
+
+
+@pytest.mark.usefixtures("lock_file")
+def test_the_lock_over_ssh_of_a_command_that_was_suspended_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine had released it meanwhile: another command may have begun, and ended."""
+    monkeypatch.setattr(locks, "_AGAIN", 0.1)
+    monkeypatch.setattr(locks, "BEAT", 0.1)
+    with locks.hold("here", {}, "up", restarts=True) as lock:
+        running = threading.Event()
+
+        def wake(*given: Any) -> Any:
+            # As a process that sleeps in this call, while the machine ends the connection.
+            if not running.is_set():
+                running.set()
+                monkeypatch.setattr(locks, "clock", lambda: time.monotonic() + 3600)
+                os.kill(lock._process.pid, signal.SIGKILL)
+            return select.select(*given)
+
+        monkeypatch.setattr(locks, "select", SimpleNamespace(select=wake))
+        deadline = time.monotonic() + 5
+        while lock.lost() is None or isinstance(lock.lost(), locks.Unresponsive):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert "this command was suspended" in str(lock.lost())
 
 
 # Tokens

@@ -278,18 +278,41 @@ def test_settings_of_kubelets_are_rolled_out_to_those_that_differ(
     """Not to control-1: what a patch of kubeadm says is applied by the next upgrade."""
     rolled = Rolled(monkeypatch, {**DIFFERENT, "silent": {"control-1": "late"}})
     code, out, err = call(inventory, monkeypatch, capsys, "--kubelets", "--yes", "--canary", "1", "--json")
-    assert code == ExitCode.DONE
+    assert code == ExitCode.PARTLY
     assert rolled.rollouts == [("kubelet-settings", ["worker-1", "worker-2"], 1)]
     outcomes = {each["name"]: each["outcome"] for each in json.loads(out)["machines"]}
-    assert outcomes == {"worker-1": "done", "worker-2": "done", "control-1": "unchanged"}
+    assert outcomes == {"worker-1": "done", "worker-2": "done", "control-1": "skipped"}
     err = " ".join(err.split())
     assert TEXTS["worker-1"][0] in err
-    assert "warning: the settings of 1 kubelet were not read: control-1" in err
+    assert "drift: control-1: its settings cannot be compared: late" in err
     rolled.rollouts.clear()
     code, out, _ = call(inventory, monkeypatch, capsys, "--kubelets", "--dry-run", "worker-2")
     assert (code, rolled.rollouts) == (ExitCode.DONE, [])
     assert TEXTS["worker-2"][1] in out
     assert "worker-1" not in out
+
+
+def test_kubelets_that_cannot_be_compared_are_no_success(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inventory.path.write_text(
+        inventory.path.read_text().replace("worker-2: {ansible_host: 10.0.0.3", "worker-9: {ansible_host: 10.0.0.77")
+    )
+    ready = cluster_report(NODES)
+    for node in ready["nodes"]:
+        node["ready"] = node["name"] != "worker-1"
+    rolled = Rolled(monkeypatch, NONE)
+    rolled.more = [("control-1", "status", {"cluster": ready})]
+    code, out, _ = call(inventory, monkeypatch, capsys, "--kubelets", "--dry-run")
+    assert code == ExitCode.FAILED
+    assert out.splitlines() == [
+        "drift: worker-1: its settings cannot be compared: its node is not Ready",
+        "drift: worker-9: its settings cannot be compared: it is not a node of the cluster",
+    ]
+    code, out, _ = call(inventory, monkeypatch, capsys, "--kubelets", "--yes", "--json")
+    assert (code, rolled.rollouts) == (ExitCode.PARTLY, [])
+    outcomes = {each["name"]: each["outcome"] for each in json.loads(out)["machines"]}
+    assert outcomes == {"control-1": "unchanged", "worker-1": "skipped", "worker-9": "skipped"}
 
 
 def test_kubelets_without_drift_and_options_without_effect(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gpunodes.engine import records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse, Refused
@@ -21,11 +22,11 @@ from gpunodes.operations import maintenance, power, status
 from gpunodes.repair import maintenance as kept
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Decision, RepairLimits
-from gpunodes.repair.record import RepairOutcome
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 from gpunodes.views import maintenance as views
 
 from tests.hostile import cluster_report
-from tests.repair_fleet import Fleet, fleet, hurry, resume, run
+from tests.repair_fleet import Fleet, clean, fleet, hurry, outcomes, resume, run
 
 NOW = 1_800_000_000.0
 MARK = "gpunodes.dev/maintenance"
@@ -142,6 +143,83 @@ def test_an_older_cordon_stays_after_maintenance() -> None:
     assert views.ended([ended]) == "w1: maintenance ended; it stays cordoned by a user or another program"
     (again,) = off(place)
     assert again.maintenance is None
+
+
+@pytest.mark.parametrize("stage", [Stage.UNCORDON, Stage.UNDO])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_resumed_repair_leaves_the_cordon_to_the_maintenance_that_began_meanwhile(
+    stage: Stage, by_hand: bool
+) -> None:
+    """The command was killed before the uncordon; then a person began to work on the machine."""
+    place = fleet(5)
+    place.cordon("w1", "r1")
+    record = RepairRecord("r1", "w1", "test", time.time(), "sick", "reboot", node="w1", step="reboot")
+    outcome = RepairOutcome.REPAIRED if stage is Stage.UNCORDON else RepairOutcome.NOT_REPAIRED
+    records.write(record.to(stage, outcome=outcome))
+    if by_hand:
+        node(place)["metadata"]["annotations"][MARK] = "replacing the fans"
+    else:
+        on(place)
+    resume(place)
+    assert node(place)["spec"]["unschedulable"]
+    assert "gpunodes.dev/cordoned-by" not in node(place)["metadata"]["annotations"]
+    off(place)
+    assert not node(place)["spec"].get("unschedulable"), "it ends with the maintenance"
+    clean(place)
+
+
+def test_the_maintenance_of_an_unfinished_repair_keeps_the_cordon_after_its_end() -> None:
+    """The cordon stays until `off`; and after `off` the repair has it still."""
+    place = fleet(5)
+    place.cordon("w1", "r1")
+    record = RepairRecord("r1", "w1", "test", time.time(), "sick", "reboot", node="w1", step="reboot")
+    records.write(record.to(Stage.UNCORDON, outcome=RepairOutcome.REPAIRED))
+    on(place, time.time() + 60)
+    off(place)
+    assert node(place)["spec"]["unschedulable"], "it is the repair's"
+    on(place, time.time() - 60)
+    resume(place)
+    assert node(place)["spec"]["unschedulable"]
+    off(place)
+    clean(place)
+
+
+def test_expired_maintenance_without_a_cordon_does_not_keep_that_of_a_later_repair() -> None:
+    place = fleet(5, ["w1"])
+    on(place, time.time() - 60, cordon=False)
+    assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED
+    assert not node(place)["spec"].get("unschedulable")
+
+
+def test_expired_maintenance_does_not_keep_the_cordon_of_a_repair_that_is_cleared() -> None:
+    place = fleet(5, ["w1"], cures=frozenset())
+    on(place, time.time() - 60, cordon=False)
+    assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
+    assert power.clear(place, entry(place), without_cluster=False).schedulable is True
+    assert not node(place)["spec"].get("unschedulable")
+
+
+def test_a_machine_whose_repair_is_cleared_in_maintenance_stays_cordoned() -> None:
+    """By `gpunodes uncordon`, after it needed repair: maintenance is what keeps pods away now."""
+    place = fleet(5, ["w1"], cures=frozenset())
+    assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
+    on(place)
+    done = power.clear(place, entry(place), without_cluster=False)
+    assert done.schedulable is False
+    assert node(place)["spec"]["unschedulable"]
+    assert not node(place)["spec"].get("taints")
+    off(place)
+    clean(place)
+
+
+def test_maintenance_of_a_machine_that_needs_repair_leaves_it_cordoned() -> None:
+    place = fleet(5, ["w1"], cures=frozenset())
+    run(place)
+    before = dict(node(place)["metadata"]["annotations"])
+    on(place)
+    off(place)
+    assert node(place)["spec"]["unschedulable"]
+    assert node(place)["metadata"]["annotations"] == before
 
 
 def test_without_a_cordon_pods_are_scheduled_but_nothing_is_repaired() -> None:

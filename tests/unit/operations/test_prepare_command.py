@@ -17,6 +17,8 @@ from gpunodes.operations import claims
 
 from tests.stand_ins import facts
 
+pytestmark = pytest.mark.long
+
 ALONE = "workers: {hosts: {image-1: {ansible_host: 10.0.0.9}, image-2: {ansible_host: 10.0.0.8}}}\n"
 CLUSTER = ALONE + "control_plane: {hosts: {control-1: {ansible_host: 10.0.0.1}}}\n"
 

@@ -66,6 +66,27 @@ class Cluster(Registries):
         return [Login(each[0], secret_name(each[1]), each[1], each[2], True) for each in self.given]
 
 
+def test_names_are_one_part_of_a_path() -> None:
+    paths: list[str] = []
+
+    class Recording(Registries):
+        def __init__(self) -> None:
+            """Without a session."""
+
+        def _find(self, path: str) -> Any | None:
+            paths.append(path)
+            return None
+
+        def _delete(self, path: str) -> None:
+            paths.append(path)
+
+    Recording().logout(Login("a?b", "c/d#e", "ghcr.io", "robot", True))
+    assert paths == [
+        "/api/v1/namespaces/a%3Fb/serviceaccounts/default",
+        "/api/v1/namespaces/a%3Fb/secrets/c%2Fd%23e",
+    ]
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -16,6 +16,8 @@ from gpunodes.operations.rolling.playbook import PlaybookWork
 from gpunodes.operations.rolling.work import Stopped, Target
 from gpunodes.rollout.record import Disruption
 
+pytestmark = pytest.mark.long
+
 PLAYBOOK = """---
 - name: Work
   hosts: workers

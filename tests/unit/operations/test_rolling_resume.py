@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import devices, pools
 from gpunodes.engine import records
+from gpunodes.engine.leases.errors import Held
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, status, upgrades
 from gpunodes.operations.rolling.work import Target
@@ -63,6 +64,7 @@ def killed_at_request(
     return bool(dead)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same controller", "another controller"])
 def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back."""
@@ -460,3 +462,23 @@ def test_too_many_machines_for_one_record_are_refused_before_any_change() -> Non
             roll_out(place, work)
     assert work.done == []
     clean(place)
+
+
+def test_a_check_before_a_roll_out_finds_another_one_without_taking_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before --wake switches machines on."""
+    place = fleet(3)
+    work = known(monkeypatch, MemoryWork(place))
+    commands.check_free(place, lambda *_: None)
+    assert place.api.leases == {}
+    with (
+        context.opened(place, "os upgrade", lambda *_: None) as other,
+        commands.locked(other),
+        pytest.raises(Held, match="the roll-out of this cluster is locked by"),
+    ):
+        commands.check_free(place, lambda *_: None)
+    assert killed_at_request(place, work, 6)
+    place.api.before = lambda *_: None
+    before = copy.deepcopy(place.api.leases)
+    with pytest.raises(WrongInput, match="is unfinished"):
+        commands.check_free(place, lambda *_: None)
+    assert place.api.leases == before

@@ -60,6 +60,7 @@ def scrape(url: str, wanted: str) -> str:
     pytest.fail(f"no {wanted} in {text}")
 
 
+@pytest.mark.long
 def test_the_last_values_stay_while_scans_fail(tmp_path: Path) -> None:
     server = start(tmp_path, "-c", PROGRAM)
     try:
@@ -79,6 +80,7 @@ def test_the_last_values_stay_while_scans_fail(tmp_path: Path) -> None:
     assert output.endswith("ended by SIGTERM\n")
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path) -> None:
     argv = [
         "-c",
@@ -98,6 +100,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert server.returncode == 0
 
 
+@pytest.mark.long
 def test_sigterm_ends_a_scan(tmp_path: Path) -> None:
     """A machine accepts the connection, and sends no SSH banner."""
     with socket.create_server(("127.0.0.1", 0)) as machine:

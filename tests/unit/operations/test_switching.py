@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import errno
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +65,7 @@ class Control:
     meanwhile: Callable[[], None] = lambda: None
     """What happens while its system ends."""
     member: Membership = Membership.NONE
+    only_wakes: bool = False
 
     def power(self) -> Any:
         return self.bmc
@@ -384,6 +389,128 @@ def test_a_machine_with_a_node_says_that_it_was_waited_for(place: Any) -> None:
     assert switch(place, "on").waited == "node"
 
 
+# Machines that are off on purpose
+
+
+def recorded(place: Any, phase: str = "off", name: str = "w1") -> None:
+    place.api.switched = {name: json.dumps({"phase": phase, "since": 1.0, "reason": "a reason"}), "w9": "{}"}
+
+
+def left_by_the_autoscaler(place: Any, name: str = "w1", provider: str = "") -> Any:
+    """The node of a machine that was switched off, or given up; ``provider`` is its provider id."""
+    node = place.api.nodes[name]
+    taints = [f"gpunodes.dev/{each}" for each in ("starting", "stopping", "yours")]
+    node["spec"] |= {"providerID": provider or f"gpunodes://{name}", "taints": []}
+    node["spec"]["taints"] = [{"key": each, "effect": "NoSchedule"} for each in taints]
+    return node
+
+
+def taints_of(node: Any) -> list[str]:
+    return [each["key"].rpartition("/")[2] for each in node["spec"]["taints"]]
+
+
+@pytest.fixture(params=["with --wait", "without --wait"])
+def switches(request: pytest.FixtureRequest, place: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Switches w1 on or off; returns the messages."""
+
+    @contextlib.contextmanager
+    def lock(*_: Any) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+    monkeypatch.setattr(power, "locked", lock)
+
+    def call(action: str) -> list[str]:
+        lines: list[str] = []
+        if request.param == "with --wait":
+            switch(place, action, lines=lines)
+        else:
+            machine = next(each for each in place.all_machines() if each.name == "w1")
+            power.power(place, machine, power.PowerAction(action), report=lambda _, text: lines.append(text))
+        return lines
+
+    return call
+
+
+@pytest.mark.parametrize("phase", ["off", "failed", "by-hand", "stopping", "starting", "giving-up"])
+def test_a_machine_that_is_switched_on_is_off_on_purpose_no_longer(
+    place: Any, switches: Callable[[str], list[str]], phase: str
+) -> None:
+    recorded(place, phase)
+    node = left_by_the_autoscaler(place)
+    place.machines["w1"].off = True
+    lines = switches("on")
+    assert place.api.switched == {"w9": "{}"}
+    assert taints_of(node) == ["yours"]
+    assert "it is off on purpose no longer" in lines
+    assert any("left on its node are removed" in line for line in lines)
+    assert not [line for line in switches("on") if "off on purpose" in line], "again: nothing to say"
+
+
+@pytest.mark.parametrize(
+    ("phase", "wanted"), [("off", "takes it into service when its node is ready"), ("stopping", "it does not stay on")]
+)
+def test_where_there_is_an_autoscaler_it_ends_that_itself(
+    place: Any, switches: Callable[[str], list[str]], phase: str, wanted: str
+) -> None:
+    recorded(place, phase)
+    node = left_by_the_autoscaler(place)
+    place.api.scales = place.machines["w1"].off = True
+    before = dict(place.api.switched)
+    assert any(wanted in line for line in switches("on"))
+    assert (place.api.switched, len(taints_of(node))) == (before, 3)
+
+
+def test_a_machine_that_is_switched_off_keeps_its_state(place: Any, switches: Callable[[str], list[str]]) -> None:
+    recorded(place)
+    switches("off")
+    assert "w1" in place.api.switched
+
+
+def test_only_the_own_node_and_the_own_state_are_changed(place: Any, switches: Callable[[str], list[str]]) -> None:
+    recorded(place, name="w2")
+    node = left_by_the_autoscaler(place, provider="gpunodes://w2")
+    place.machines["w1"].off = True
+    assert not [line for line in switches("on") if "off on purpose" in line]
+    assert "w2" in place.api.switched
+    assert len(taints_of(node)) == 3
+
+
+def test_a_state_that_cannot_be_forgotten_is_reported(place: Any, switches: Callable[[str], list[str]]) -> None:
+    recorded(place)
+    place.machines["w1"].off = True
+    answer = place.api._answer
+
+    def refuses(method: str, path: str, *more: Any) -> Any:
+        return (422, "no") if "configmaps" in path and method == "PATCH" else answer(method, path, *more)
+
+    place.api._answer = refuses
+    assert any("may still count as off on purpose" in line for line in switches("on"))
+
+
+def test_a_node_that_registers_anew_is_given_back_when_it_is_ready(bare: Bare) -> None:
+    """Without an autoscaler nobody else removes the taint that its kubelet registers it with."""
+    bare.control.member, bare.registers = Membership.MEMBER, True
+    recorded(bare.place)
+    left_by_the_autoscaler(bare.place, "w0")
+    bare.node["spec"] |= {"providerID": "gpunodes://w1"}
+    bare.node["spec"]["taints"] = [{"key": "gpunodes.dev/starting", "effect": "NoSchedule"}]
+    assert bare.on().waited == "node"
+    assert bare.node["spec"]["taints"] == []
+    assert any("left on its node are removed" in line for line in bare.lines)
+    assert bare.place.api.switched == {"w9": "{}"}
+    assert len(taints_of(bare.place.api.nodes["w0"])) == 3
+
+
+def test_without_a_node_it_says_what_is_left_to_do(bare: Bare) -> None:
+    recorded(bare.place)
+    machine = next(each for each in bare.place.all_machines() if each.name == "w1")
+    power.power(bare.place, machine, power.PowerAction.ON, report=lambda _, text: bare.lines.append(text))
+    [line] = bare.lines
+    assert line.startswith("it is off on purpose no longer; a node that registers anew waits with the taint")
+    assert "`gpunodes power w1 on --wait` or `gpunodes join w1`" in line
+    assert bare.place.api.switched == {"w9": "{}"}
+
+
 # Before a roll-out: --wake
 
 
@@ -405,6 +532,77 @@ def test_machines_that_are_off_on_purpose_are_woken_upgraded_and_left_on(
     assert work.stages("w1") == ["prepare", "apply", "verify"]
     assert (place.controls["w1"].bmc.orders, place.machines["w1"].off) == (["on"], False)
     rollout_fleet.clean(place)
+
+
+def test_an_error_of_one_machine_does_not_end_the_command(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    for name in ("w0", "w1"):
+        switch(place, "off", name)
+    control = place.machine_control
+    broken = OSError(errno.ENOSPC, "No space left on device", "/var/x")
+
+    def machine_control(machine: Entry, **more: Any) -> Any:
+        if machine.name == "w0":
+            raise broken
+        return control(machine, **more)
+
+    monkeypatch.setattr(place, "machine_control", machine_control)
+    machines = place.all_machines()[:2]
+    assert waking.wake(place, machines, lambda name, text: lines.append(f"{name}: {text}")) == ["w0"]
+    assert "w0: it is not upgraded: /var/x: No space left on device" in lines
+    assert not place.machines["w1"].off
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("has_node", [True, False])
+def test_a_stop_ends_the_waiting_at_once_and_says_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, *, has_node: bool
+) -> None:
+    """As Ctrl-C does: of six machines two were not begun, and are not switched on any more."""
+    wide: Any = Place(repair_fleet.fleet(6))
+    names = list(wide.machines)
+    for name in names:
+        wide.machines[name].off = True
+        wide.machines[name].sshd = False
+        wide.machines[name].use = lambda _: None
+        if not has_node:
+            del wide.api.nodes[name]
+    monkeypatch.setattr(
+        switching, "time_limits", lambda _: switching.TimeLimits(drain=1, verify=600.0, shutdown=1, poll=300.0)
+    )
+
+    @contextlib.contextmanager
+    def lock(*_: Any) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+    monkeypatch.setattr(power, "locked", lock)
+    lines: list[str] = []
+    waiting = threading.Semaphore(0)
+
+    def report(name: str, text: str) -> None:
+        lines.append(f"{name}: {text}")
+        if "waiting until" in text:
+            waiting.release()
+
+    class Interrupting(concurrent.futures.ThreadPoolExecutor):
+        def submit(self, *given: Any, **more: Any) -> Any:
+            found: Any = super().submit(*given, **more)
+            found.result = interrupted
+            return found
+
+    def interrupted() -> None:
+        for _ in range(4):
+            assert waiting.acquire(timeout=20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waking, "ThreadPoolExecutor", Interrupting)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        waking.wake(wide, wide.all_machines(), report)
+    assert time.monotonic() - began < 60
+    assert [name for name in names if wide.controls[name].bmc.orders] == names[:4]
+    assert lines.count(": stopping: no further machine is switched on, and those that are on stay on") == 1
+    assert sum("is not waited for: the command was stopped" in line for line in lines) == 4
 
 
 def test_a_machine_that_does_not_start_is_named_and_the_others_are_woken(place: Any) -> None:

@@ -10,12 +10,13 @@ import contextlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 from gpunodes.cli import root
-from gpunodes.engine.cluster.access import END, OWN, Access
+from gpunodes.engine.cluster.access import END, OWN, RBAC, Access, Binding
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.session import Session
@@ -27,6 +28,7 @@ from tests.hostile import ATTACKS, unprintable
 
 META = {"name": "x", "uid": "1", "resourceVersion": "1"}
 CLUSTER = {"server": "https://10.0.0.1:6443", "certificate-authority-data": "LS0t"}
+ALICE = "gpunodes:user:alice"
 OF = {"clusters": [{"name": "gpunodes-control-1", "cluster": CLUSTER}]}
 
 
@@ -79,20 +81,34 @@ class Answers(Session):
     def __init__(self, bodies: dict[str, Any]) -> None:
         self.bodies = bodies
         self.changed: list[str] = []
+        self.read: list[str] = []
 
     def request(self, method: str, path: str, *_: Any, **__: Any) -> Response:
         if method != "GET":
             self.changed.append(f"{method} {path}")
+            if method == "DELETE":
+                self._delete(*path.partition("?")[0].rpartition("/")[::2])
             return Response(200, {"metadata": META}, "", 0.0)
+        self.read.append(path)
         for end, body in self.bodies.items():
             if path.endswith(end):
                 return Response(200, body, "", 0.0)
         return Response(404, None, "not found", 0.0)
 
+    def _delete(self, folder: str, name: str) -> None:
+        """As an API server does: by the path without the query, and an object with a finalizer stays."""
+        for end, body in self.bodies.items():
+            if "items" in body and folder.endswith(end):
+                body["items"] = [
+                    each
+                    for each in body["items"]
+                    if each["metadata"]["name"] != unquote(name) or "finalizers" in each["metadata"]
+                ]
+
 
 def binding(**more: Any) -> dict[str, Any]:
     return {
-        "metadata": {"name": "b", "labels": {OWN: "true"}, "annotations": {END: "1800000000"}},
+        "metadata": {"name": ALICE, "labels": {OWN: "true"}, "annotations": {END: "1800000000"}},
         "roleRef": {"kind": "ClusterRole", "name": "view"},
         "subjects": [{"kind": "User", "name": "alice"}],
         **more,
@@ -119,8 +135,41 @@ def test_a_user_who_keeps_rights_is_not_reported_as_removed() -> None:
         with pytest.raises(GpunodesError, match="alice still has rights by bindings") as caught:
             users.removed(Access(session), "alice")
         assert len(session.changed) == deleted
-    assert caught.value.problem.remedy.endswith("kubectl delete clusterrolebinding -- b")
+    assert caught.value.problem.remedy.endswith(f"kubectl delete clusterrolebinding -- {ALICE}")
     assert Access(cluster(own)).bindings()[0].deletion == "kubectl -n team delete rolebinding -- 'b; reboot'"
+
+
+@pytest.mark.parametrize("suffix", ["?x", "?", "#x", " x", "%3Fx", "~x", "x"])
+def test_a_binding_with_another_name_than_that_of_its_user_is_of_others(suffix: str) -> None:
+    """Its path led to the binding without the rest of the name: it stayed, and the user was said to have no rights."""
+    forged = binding(metadata={"name": ALICE + suffix, "labels": {OWN: "true"}, "annotations": {END: "1"}})
+    session = cluster(binding(), forged)
+    access = Access(session)
+    assert [each.name for each in users.of_people(access.bindings())] == [ALICE]
+    with pytest.raises(GpunodesError, match="alice still has rights by bindings") as caught:
+        users.removed(access, "alice")
+    assert f"ClusterRoleBinding {ALICE}{suffix} (view)" in str(caught.value)
+    assert session.changed == [f"DELETE {RBAC}/clusterrolebindings/{ALICE}"]
+    with pytest.raises(WrongInput, match="alice is no user of this cluster"):
+        users.made(access, OF, Request("alice"), lambda _: None, lambda _: None)
+
+
+def test_a_binding_that_a_finalizer_keeps_gives_rights() -> None:
+    kept = {"name": ALICE, "labels": {OWN: "true"}, "finalizers": ["example.org/keep"]}
+    session = cluster(binding(metadata=kept))
+    with pytest.raises(GpunodesError, match="alice still has rights by bindings"):
+        users.removed(Access(session), "alice")
+    assert len(session.changed) == 1
+
+
+def test_what_a_cluster_reports_cannot_change_a_path() -> None:
+    made = Binding("a/b?", "c?d#e f%g/..", "view", True)
+    assert made.path == f"{RBAC}/namespaces/a%2Fb%3F/rolebindings/c%3Fd%23e%20f%25g%2F.."
+    assert Binding("team", "gpunodes:user:a~b.c", "view", True).path.endswith("/team/rolebindings/gpunodes:user:a~b.c")
+    session = cluster()
+    Access(session).cluster_role("a?b")
+    Access(session).namespace_labels("a?b")
+    assert session.read == [f"{RBAC}/clusterroles/a%3Fb", "/api/v1/namespaces/a%3Fb"]
 
 
 @pytest.mark.parametrize("end", ["", "-1", "1e9", "9" * 12, "\u0661"])
@@ -149,7 +198,11 @@ def test_an_invalid_binding_is_refused(wrong: Any) -> None:
 def test_a_hostile_name_in_the_cluster_is_shown_as_one_line(
     attack: str, inventory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hostile = binding(subjects=[{"kind": "User", "name": attack}], roleRef={"kind": "ClusterRole", "name": attack})
+    hostile = binding(
+        metadata={"name": users._binding_name(attack), "labels": {OWN: "true"}},
+        subjects=[{"kind": "User", "name": attack}],
+        roleRef={"kind": "ClusterRole", "name": attack},
+    )
     monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(cluster(hostile))))
     done = run(inventory, "--users")
     assert len(done.stdout.splitlines()) == 2

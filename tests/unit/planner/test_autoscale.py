@@ -10,6 +10,7 @@ from gpunodes import settings
 from gpunodes.autoscale import plan
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
+from gpunodes.planner import node_templates
 from gpunodes.planner.autoscale import ScaledMachine, document, problems, role_pools
 
 TEMPLATE = {"labels": {"gpunodes.dev/pool": "h100"}, "taints": [], "capacity": {"nvidia.com/gpu": "8"}}
@@ -114,5 +115,46 @@ def test_a_spare_pod_fits_on_the_smallest_machine_of_its_pool() -> None:
     given = cluster(gpunodes_pools={"h100": {"max": 2, "spare": 1}})
     taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
     small = {**TEMPLATE, "capacity": {"nvidia.com/gpu": "4"}, "taints": [taint]}
-    found = role_pools(given, document(given, [machine("w1", small), machine("w2")], {}))
+    large = {**TEMPLATE, "taints": [taint]}
+    off = {**TEMPLATE, "capacity": {"nvidia.com/gpu": "0"}, "taints": [taint]}
+    machines = [machine("w0", off), machine("w1", small), machine("w2", large)]
+    found = role_pools(given, document(given, machines, {}))
     assert found == {"h100": {"priority": 0, "spare": 1, "gpus": 4, "taints": [taint]}}
+
+
+def test_no_single_machine_decides_what_a_new_node_of_its_pool_is() -> None:
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    odd = {"key": "own", "value": "", "effect": "NoSchedule"}
+    labels = {"gpunodes.dev/pool": "h100", "rack": "r1"}
+    good = {"labels": labels, "taints": [taint], "capacity": {"cpu": "7500m", "memory": "60Gi", "nvidia.com/gpu": "8"}}
+    given = {"labels": {"gpunodes.dev/pool": "h100", "tier": "1"}, "taints": [{"key": "gpu", "effect": "NoExecute"}]}
+    attacks: list[dict[str, Any]] = [
+        {"labels": {**labels, "app": "x"}, "taints": [odd, taint], "capacity": {"own/x": "9", "nvidia.com/gpu": "99"}},
+        {"labels": {"rack": "r1", "tier": "9"}, "taints": [taint], "capacity": {"nvidia.com/gpu": "0", "cpu": "many"}},
+        {**good, "capacity": {}},
+        {**good, "capacity": {"cpu": "1m", "memory": "1", "nvidia.com/gpu": "1"}},
+    ]
+    for attack in attacks:
+        found = node_templates.template([attack, good, good], given)
+        assert found["labels"] == {"gpunodes.dev/pool": "h100", "tier": "1", "rack": "r1"}
+        assert found["taints"] == [{"key": "gpu", "value": "", "effect": "NoExecute"}, taint]
+        assert found["capacity"] == good["capacity"]
+
+
+def test_the_settings_of_all_machines_are_in_the_template_of_their_pool() -> None:
+    taint = {"key": "team", "effect": "NoSchedule"}
+    empty = {"labels": {}, "taints": [], "capacity": {"nvidia.com/gpu": "0"}}
+    machines = [
+        dataclasses.replace(machine(name, empty, gpunodes_node_taints=[taint]), labels={"tier": "1", "own": name})
+        for name in ("w1", "w2")
+    ]
+    pool = plan.parse(document(cluster(), machines, {})).pools["h100"]
+    assert pool.given.labels == pool.template.labels == {"tier": "1"}
+    assert pool.given.taints == pool.template.taints == [{"key": "team", "value": "", "effect": "NoSchedule"}]
+    assert pool.template.capacity == {}
+
+
+def test_the_plan_of_an_earlier_release_is_read() -> None:
+    found = document(cluster(), [machine("w1")], {})
+    del found["pools"]["h100"]["given"]
+    assert plan.parse(found).pools["h100"].given.labels == {}

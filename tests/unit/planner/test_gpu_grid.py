@@ -319,6 +319,7 @@ def walk(cards: tuple[str, ...], system: str) -> tuple[int, int]:
     return made, refused
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", [system for system in SYSTEMS if system not in LIKE_RHEL])
 def test_every_card_with_every_request(system: str) -> None:
     counts = {card: walk((card,), system) for card in CARDS}
@@ -326,6 +327,7 @@ def test_every_card_with_every_request(system: str) -> None:
     assert sum(refused for _, refused in counts.values()) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cards", MIXED, ids="+".join)
 def test_cards_of_two_generations(cards: tuple[str, ...]) -> None:
     for system in ("debian 13", "ubuntu 24.04"):

@@ -309,6 +309,22 @@ def test_a_report_that_cannot_be_used_is_said(wrong: Any, why: str) -> None:
     assert kubelet_drift.compare(wrong, []).unknown == "", "nobody needs them"
 
 
+@pytest.mark.parametrize("depth", [50, 900, 949, 970, 5000])
+@pytest.mark.parametrize("form", ["[{}]", '{{"a": {}}}'], ids=["list", "mapping"])
+@pytest.mark.parametrize("name", ["podPidsLimit", "registerWithTaints", "featureGates", "providerID"])
+def test_a_deep_answer_names_its_kubelet(name: str, form: str, depth: int) -> None:
+    """json read it, and could not write it again deeper in the stack: every command ended with a bug of gpunodes."""
+    before, after = form.format("|").split("|")
+    text = before * depth + "1" + after * depth
+    made = {**report(w_2={}), "nodes": {"node-w-1": {name: text}, **report(w_2={})["nodes"]}}
+    found = kubelet_drift.compare(made, [kubelet("w-1"), kubelet("w-2")])
+    assert found.machines == ()
+    assert list(found.unread) == ["w-1"]
+    assert found.unread["w-1"] in {"its answer is nested too deeply", "its answer is no JSON"}
+    of_cluster = kubelet_drift.compare({**report(w_1={}), "cluster": {name: text}}, [kubelet("w-1")])
+    assert of_cluster.unknown.startswith("the settings of the kubelets are unknown: the ConfigMap kubelet-config is n")
+
+
 @pytest.mark.parametrize(
     "gates_text",
     [

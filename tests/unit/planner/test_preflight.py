@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from gpunodes.model import PreflightFinding, Role, Severity
+from gpunodes.planner import reports
 from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
 from gpunodes.planner.gpu import RequestedSoftware
+from gpunodes.planner.membership import ETCD_IN_THE_WAY
 from gpunodes.planner.preflight import CHECKS, judge
 
 from tests.stand_ins import facts, listener
@@ -180,6 +182,14 @@ def test_a_control_plane_is_not_a_worker() -> None:
     assert [
         finding.check for finding in check({"kubernetes": {**JOINED, "role": "control_plane"}}, requirements=CLUSTER)
     ] == ["cluster"]
+
+
+def test_a_users_own_etcd_is_in_the_way_of_a_control_plane() -> None:
+    own = {"role": None, "ca_hash": None, "server": None, "foreign_etcd": True}
+    assert reports.machine_problem(facts(kubernetes=own, gpu={"functions": []})) == ""
+    found = [each.problem for each in check({"kubernetes": own}, Role.CONTROL_PLANE) if each.check == "cluster"]
+    assert found == [ETCD_IN_THE_WAY]
+    assert check({"kubernetes": own}) == []
 
 
 def test_an_interrupted_join_is_the_same_machine() -> None:

@@ -26,7 +26,10 @@ from tests import report_example as example
 from tests.report_example import ATTACKS, replaced
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)"),
+]
 
 PHONES = (320, 360, 400)
 WIDTHS = (*PHONES, 800, 1200)

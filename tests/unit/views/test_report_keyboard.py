@@ -21,7 +21,10 @@ from gpunodes.views import report_page
 from tests import report_example as example
 from tests.unit.views.test_report_browser import CHROMIUM, DARK, headless
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian's package chromium)"),
+]
 
 KEYS: dict[str, dict[str, Any]] = {
     "Tab": {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9},

@@ -201,6 +201,7 @@ def test_times_that_no_calendar_has() -> None:
     assert report_page.stamp("2026-11-25T14:30:00+00:00") == report_page.stamp(example.NOW) == "2026-11-25 14:30"
 
 
+@pytest.mark.long
 def test_a_large_fleet_has_a_page_of_about_a_kilobyte_for_each_machine_and_takes_time_in_proportion() -> None:
     """A ratio, so that the speed of this machine does not matter: 4 times the machines, at most 10 times the time."""
 
@@ -215,6 +216,7 @@ def test_a_large_fleet_has_a_page_of_about_a_kilobyte_for_each_machine_and_takes
     assert large[1] < 10 * min(small[1], again[1])
 
 
+@pytest.mark.long
 def test_any_amount_of_evidence_makes_a_page_of_limited_size() -> None:
     finding = dict(example.document()["health"][5]["findings"][0], evidence=["<" * 5000] * 50, message='"' * 5000)
     document = example.document()

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from . import containers, disk, etcd, etcdctl
+from . import containers, disk, etcd, etcd_data, etcdctl
 from .problem import MachineProblem
 
-DATA = "/var/lib/etcd"
-"""kubeadm's data folder (etcd.local.dataDir): it has the same path in the container."""
+DATA = etcd_data.FOLDER
+"""It has the same path in the container."""
 _LOCK = "/run/gpunodes-etcd-snapshot.lock"
 _PREFIX = "gpunodes-snapshot-"
 _RESERVE = 256 << 20

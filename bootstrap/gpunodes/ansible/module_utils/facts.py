@@ -24,6 +24,7 @@ from . import (
     der,
     disk,
     endpoints,
+    etcd_data,
     gpu_facts,
     kubeconfig,
     ledger,
@@ -38,7 +39,7 @@ from .host import keys, swap
 from .host.spec import Repository, data_folders
 from .probe import identity
 from .problem import MachineProblem
-from .proxies import Proxies, opener, public, unreachable
+from .proxies import Proxies, opener, public, unreachable, within
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io", "docker.io", "docker-ce")
 MODULES = ("overlay", "br_netfilter")
@@ -47,6 +48,7 @@ NVIDIA = "nvidia"
 _SPACE = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")  # noqa: S108 - only its free space is read
 """Where software is installed and built: the file systems whose free space counts."""
 _RESPONSE_LIMIT_S = 20
+_WHOLE_S = 60
 _UNAUTHORIZED = 401
 _PROXY_AUTHENTICATION_REQUIRED = 407
 
@@ -171,7 +173,8 @@ def kubernetes() -> dict[str, Any]:
     """The machine's role in a cluster. ``role`` is None while a join is unfinished.
 
     ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``before``: the version of the
-    kubelet before the last upgrade. ``etcd``: it has data of kubeadm's etcd. ``ended``: the certificate of its
+    kubelet before the last upgrade. ``etcd``: it has data of kubeadm's etcd, ``foreign_etcd``: files of others in
+    etcd's folder. ``ended``: the certificate of its
     kubelet has ended, so that it must join again. ``configured``: gpunodes joined it, or configured its kubelet.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
@@ -181,12 +184,12 @@ def kubernetes() -> dict[str, Any]:
     ca_hash = None
     with contextlib.suppress(MachineProblem):
         ca_hash = kubelet.ca_hash if kubelet else kubeconfig.ca_hash(ca) if ca else None
-    role, unfinished, before, joined, etcd = None, False, "", False, True
+    role, unfinished, before, joined, etcd, in_the_way = None, False, "", False, True, False
     manifest = disk.read(API_SERVER)
     with contextlib.suppress(MachineProblem):
         found = ledger.load()
         unfinished, before, joined = found.kubeadm.endswith(" started"), found.kubelet_before, bool(found.kubeadm)
-        etcd = has_etcd(found)
+        etcd, in_the_way = etcd_data.is_kubeadms(found), etcd_data.is_in_the_way(found)
         if manifest is None:
             # An interrupted restart may have left it away.
             manifest = disk.read(found.manifests.get("kube-apiserver", ""))
@@ -201,19 +204,11 @@ def kubernetes() -> dict[str, Any]:
         "advertised": advertised_address(manifest or ""),
         "unfinished": unfinished,
         "before": before,
-        "etcd": os.path.isdir(ETCD) and etcd,
+        "etcd": os.path.isdir(etcd_data.MEMBER) and etcd,
+        "foreign_etcd": in_the_way,
         "ended": _has_ended(CLIENT_CERTIFICATE),
         "configured": joined or os.path.exists(KUBELET_ORDER),
     }
-
-
-def has_etcd(found: ledger.Ledger) -> bool:
-    """Whether etcd's folder is kubeadm's, and not that of a user's own etcd; ``found`` is the machine's ledger.
-
-    kubeadm writes admin.conf before etcd has data. A folder that gpunodes created was not a user's.
-    """
-    files = (kubeconfig.ADMIN, API_SERVER, f"{os.path.dirname(API_SERVER)}/etcd.yaml")
-    return ETCD_FOLDER in found.directories or found.kubeadm.startswith("init") or any(map(os.path.exists, files))
 
 
 def _has_ended(path: str) -> bool:
@@ -229,8 +224,6 @@ API_SERVER = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET_ORDER = "/etc/systemd/system/kubelet.service.d/15-gpunodes-runtime.conf"
 """The file of the kubelet's unit that gpunodes writes on each node that it configures."""
 BOOTSTRAP = "/etc/kubernetes/bootstrap-kubelet.conf"
-ETCD_FOLDER = "/var/lib/etcd"
-ETCD = f"{ETCD_FOLDER}/member"
 CLIENT_CERTIFICATE = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 
 
@@ -375,9 +368,13 @@ def check_source(source: Mapping[str, Any], proxies: Proxies | None = None) -> N
     url = str(source["url"])
     if not url.startswith(("http://", "https://")):
         raise MachineProblem("it is not an http or https address", "", "correct the setting")
-    try:
+
+    def answer() -> None:
         with opener(proxies).open(url, timeout=_RESPONSE_LIMIT_S) as response:
             response.read(1)
+
+    try:
+        within(_WHOLE_S, answer)
     except urllib.error.HTTPError as error:
         if error.code == _PROXY_AUTHENTICATION_REQUIRED and (proxy := proxy_of(url, proxies)):
             raise ProxyRefused(proxy, f"it responds {error.code} {error.reason}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -60,6 +61,16 @@ class Limits:
     """Bytes of a response: lists of a large cluster have tens of megabytes."""
 
 
+_LOG = re.compile(r"/api/v1/namespaces/[^/]+/pods/[^/]+/log")
+_OF_LOG = Limits(call_s=10, whole_s=10, most=1 << 20)
+"""A log is what a kubelet sends, whatever limits it was asked to keep; ``whole_s`` is for all of its response."""
+
+
+def is_log(path: str) -> bool:
+    """Whether ``path`` is that of a pod's log."""
+    return _LOG.fullmatch(path.partition("?")[0]) is not None
+
+
 class Client:
     """One connection, opened at the first call and kept.
 
@@ -112,7 +123,11 @@ class Client:
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
     ) -> Any:
-        """Send one request, repeated after temporary errors; returns the JSON response. Raises ApiError."""
+        """Send one request, repeated after temporary errors; returns the JSON response. Raises ApiError.
+
+        A pod's log is the ``message`` of the response. It ends where the limits for logs end it, and is not requested
+        again from a kubelet that sends nothing.
+        """
         if not is_path(path):
             raise ApiError(0, f"{path!r} is not a path of the API")
         deadline = time.monotonic() + self._patience_s
@@ -123,7 +138,8 @@ class Client:
             except ApiError as error:
                 if error.status == _CONFLICT and method == "POST" and repeated:
                     return {}  # the first attempt had succeeded
-                if error.status not in _TEMPORARY or time.monotonic() > deadline:
+                sends_nothing = is_log(path) and isinstance(error.__cause__, TimeoutError)
+                if sends_nothing or error.status not in _TEMPORARY or time.monotonic() > deadline:
                     raise
             repeated = True
             time.sleep(1)
@@ -139,18 +155,23 @@ class Client:
             try:
                 connection = self._connect()
                 connection.request(method, target, data, headers)
-                response = connection.getresponse()
-                text = _content(response, self._limits)
+                if is_log(path):
+                    response, text = _log(connection)
+                    self.close()
+                else:
+                    response = connection.getresponse()
+                    text = _content(response, self._limits)
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 # The server may have closed a connection that was kept open. A server that hangs has the request.
                 if is_last_attempt or is_new or isinstance(error, TimeoutError):
                     raise ApiError(0, f"{self._where}: {error}") from error
-        try:
-            document = json.loads(text) if text else {}
-        except (ValueError, RecursionError):
-            document = {"message": text.decode("utf-8", "replace").strip()}
+        document: Any = {"message": text.decode("utf-8", "replace").strip()}
+        # A log may look like JSON.
+        if not is_log(path) or response.status >= _FIRST_ERROR:
+            with contextlib.suppress(ValueError, RecursionError):
+                document = json.loads(text) if text else {}
         if response.status >= _FIRST_ERROR:
             # A node may send anything.
             message = document.get("message") if isinstance(document, dict) else None
@@ -201,6 +222,27 @@ def _content(response: http.client.HTTPResponse, limits: Limits) -> bytes:
     # Nothing is left: this lets the connection take the next request.
     response.read()
     return b"".join(pieces)
+
+
+def _log(connection: http.client.HTTPSConnection) -> tuple[http.client.HTTPResponse, bytes]:
+    """The response to a request for a log, and what arrives of the log within its limits.
+
+    Raises TimeoutError if no response begins, and HTTPException. The connection can take no other request then.
+    """
+    deadline = time.monotonic() + _OF_LOG.whole_s
+    # The response may take it away from the connection.
+    channel = connection.sock
+    channel.settimeout(_OF_LOG.call_s)
+    response = connection.getresponse()
+    log = bytearray()
+    with contextlib.suppress(TimeoutError):
+        while len(log) < _OF_LOG.most and (left := deadline - time.monotonic()) > 0:
+            channel.settimeout(left)
+            piece = response.read1(1 << 16)
+            if not piece:
+                break
+            log += piece
+    return response, bytes(log[: _OF_LOG.most])
 
 
 def admin(patience_s: float = _PATIENCE_S) -> Client:

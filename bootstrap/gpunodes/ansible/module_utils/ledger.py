@@ -78,6 +78,8 @@ class Ledger:
     """Mount point of the disk of these folders."""
     kubeadm: str = ""
     """Progress of kubeadm: "", "init started", "init done", "join started" or "join done"."""
+    given: list[str] = field(default_factory=list)
+    """Files below /etc/kubernetes that were there before kubeadm, such as a CA of the user: they stay."""
     upgrade: str = ""
     """"apply" or "node" while that command of ``kubeadm upgrade`` is unfinished, else ""."""
     kubelet_before: str = ""

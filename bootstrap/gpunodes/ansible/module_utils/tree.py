@@ -14,7 +14,7 @@ import re
 import shlex
 import string
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from . import disk
@@ -104,13 +104,14 @@ def users(point: str) -> list[str]:
     return [*found[:_USERS], *([f"{len(found) - _USERS} more"] if len(found) > _USERS else [])]
 
 
-def remove(folder: str, created: bool = False) -> None:
-    """Remove a folder with its contents; a missing folder is not an error.
+def remove(folder: str, created: bool = False, kept: Iterable[str] = ()) -> None:
+    """Remove a folder with its contents, but not the paths ``kept`` below it; a missing folder is not an error.
 
     A folder that is a link or a mount point is emptied and kept: it existed before gpunodes. ``created``: gpunodes
     created the folder, so a mount on it belongs to another user. Raises MachineProblem in that case, at any mount below
     the folder, even one that is newer than the check with ``mountinfo``, and at files that cannot be removed.
     """
+    below = {os.path.relpath(each, folder) for each in kept if os.path.lexists(each)}
     path = os.path.realpath(folder)
     try:
         root = os.open(path, _FOLDER)
@@ -125,8 +126,8 @@ def remove(folder: str, created: bool = False) -> None:
         stays = mounted or os.path.islink(folder)
         deadline = time.monotonic() + _LIMIT_S
         for rescan in range(_RESCANS):
-            _empty(root, path, _LOST_FOUND if stays else "", deadline)
-            if stays or _remove_empty(path, last=rescan == _RESCANS - 1):
+            _empty(root, path, {*below, *([_LOST_FOUND] if stays else [])}, deadline)
+            if stays or below or _remove_empty(path, last=rescan == _RESCANS - 1):
                 break
     except OSError as error:
         raise _not_removed(folder, error) from error
@@ -209,8 +210,8 @@ def _remove_empty(path: str, last: bool) -> bool:
     return True
 
 
-def _empty(root: int, path: str, skipped: str, deadline: float) -> None:
-    """Delete everything below the open folder ``root`` except the entry ``skipped``, until ``deadline`` (monotonic).
+def _empty(root: int, path: str, kept: Collection[str], deadline: float) -> None:
+    """Delete everything below the open folder ``root`` except the paths ``kept`` in it, until ``deadline`` (monotonic).
 
     It resolves no path twice, so that no process can insert a link, and it keeps only one folder open, so that any
     depth works. It detects mounts by their id: a bind mount has the same device number as its folder, and a btrfs
@@ -218,13 +219,15 @@ def _empty(root: int, path: str, skipped: str, deadline: float) -> None:
     """
     mount = _mount_id(root)
     parents: list[tuple[str, tuple[int, int]]] = []
+    stay = {*kept}
     rescans = 0
     current = os.dup(root)
     try:
         while True:
             if time.monotonic() > deadline:
                 raise OSError(errno.ETIMEDOUT, f"it is still written to after {_LIMIT_S} s")
-            name = _clear_files(current, "" if parents else skipped)
+            within = "".join(f"{name}/" for name, _ in parents)
+            name = _clear_files(current, {each[len(within) :] for each in stay if each.startswith(within)})
             if name:
                 try:
                     child = os.open(name, _FOLDER, dir_fd=current)
@@ -242,25 +245,36 @@ def _empty(root: int, path: str, skipped: str, deadline: float) -> None:
                 current = parent
                 if _identity(current) != identity:
                     raise OSError(errno.EBUSY, "another process moves folders there")
-                try:
-                    os.rmdir(name, dir_fd=current)
-                except FileNotFoundError:
-                    pass
-                except OSError as error:
-                    rescans += 1
-                    if error.errno != errno.ENOTEMPTY or rescans > _RESCANS:
-                        raise
+                if any(each.startswith(within) for each in stay):
+                    stay.add(within.rstrip("/"))
+                    continue
+                rescans += not _removed(name, current)
+                if rescans > _RESCANS:
+                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), name)
             else:
                 return
     finally:
         os.close(current)
 
 
-def _clear_files(folder: int, skipped: str) -> str:
-    """Unlink the entries of an open folder until the first subfolder; its name, or "" if there is no subfolder."""
+def _removed(name: str, parent: int) -> bool:
+    """Remove an emptied folder in the open folder ``parent``; False where it contains new files."""
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
+
+
+def _clear_files(folder: int, kept: Collection[str]) -> str:
+    """Unlink the entries of an open folder but those ``kept`` until the first subfolder; its name, "" without one."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name == skipped:
+            if entry.name in kept:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 return entry.name

@@ -78,7 +78,7 @@ def main() -> None:
         # host_undo runs after this module: its refusals are checked now, so that the reset does not stop halfway.
         undo.Undoer(check=True).check_unmounted()
         if remains and not module.check_mode:
-            reset.reset()
+            reset.reset(module.params["ca_hash"])
         return reset.report(remains).result()
 
     carry_out(module, work)

@@ -16,11 +16,12 @@ from gpunodes.errors import ExitCode
 @common.ansible_options
 @options.json_option
 def command(dry_run: bool, yes: bool, inventory_path: Path, as_json: bool) -> int:
-    """Remove the autoscaler; machines stay as they are.
+    """Remove the autoscaler; no machine is switched on or off.
 
-    The passwords of BMCs are removed from the cluster. A machine that is off comes back by `gpunodes power NAME on` and
-    `gpunodes join NAME`. Exit code 3 if a control plane does not respond: its image stays until the same command was
-    run again.
+    The passwords of BMCs are removed from the cluster. Ready nodes lose the taints that only the autoscaler would
+    remove. A machine that is off comes back by `gpunodes power NAME on` and `gpunodes join NAME`. After an
+    interruption, and while a machine counts as off, the same command may be run again. Exit code 3 if a control plane
+    does not respond: its image stays until the same command was run again.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked

@@ -121,17 +121,15 @@ def _kubelets(
         rollout_options.wake(fleet, chosen, flags, report)
     view = text.progress()
     try:
-        found, unread = drift.read_kubelets(inventory, chosen, view)
+        found = drift.read_kubelets(inventory, chosen, view)
     finally:
         view.close()
-    if unread:
-        terminal.line(f"warning: {unread}", err=True)
     if dry_run:
-        _show(found, "the kubelets that were read have their settings", as_json=as_json)
-        return ExitCode.DONE
-    _show(found, "the kubelets that were read have their settings", err=True)
-    if found:
-        terminal.confirm(f"{len(found)} kubelets get their settings, and are restarted; pods stay", yes=flags.yes)
+        _show(found, "the kubelets have their settings", as_json=as_json)
+        return ExitCode.FAILED if any(each.problem for each in found) else ExitCode.DONE
+    _show(found, "the kubelets have their settings", err=True)
+    if pending := sum(not each.problem for each in found):
+        terminal.confirm(f"{pending} kubelets get their settings, and are restarted; pods stay", yes=flags.yes)
     done = drift.roll_out_kubelets(fleet, chosen, found, wanted, report)
     return rollout_options.show(done, as_json=as_json)
 

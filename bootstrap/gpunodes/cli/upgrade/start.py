@@ -64,7 +64,7 @@ def command(
         return rollout_options.show_all(resumed, as_json=as_json)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
     machines = rollout_options.select(inventory, (), rollout_flags)
-    rollout_options.wake(fleet, machines, rollout_flags, report)
+    rollout_options.wake(fleet, machines, rollout_flags, report, lambda: _plan(inventory, str(target)))
     plan = _plan(inventory, str(target))
     if behind := {step.machine for step in plan.steps} & {machine.name for machine in machines}:
         many = f"{len(behind)} machines are" if len(behind) > 1 else f"{next(iter(behind))} is"

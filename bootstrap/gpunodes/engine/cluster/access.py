@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from gpunodes.engine.cluster.api import CONFLICT, Api
 from gpunodes.engine.cluster.errors import NoResponse, Refused, check, malformed
@@ -61,7 +62,7 @@ class Binding:
 
     @property
     def path(self) -> str:
-        return f"{_bindings(self.namespace)}/{self.name}"
+        return f"{_bindings(self.namespace)}/{_segment(self.name)}"
 
     @property
     def title(self) -> str:
@@ -90,7 +91,7 @@ class Access(Api):
 
     def cluster_role(self, name: str) -> list[Rule] | None:
         """The rules of a ClusterRole; None if it does not exist."""
-        found = self._find(f"{RBAC}/clusterroles/{name}")
+        found = self._find(f"{RBAC}/clusterroles/{_segment(name)}")
         if found is None:
             return None
         check(found, _ROLE, f"the ClusterRole {name}")
@@ -101,7 +102,7 @@ class Access(Api):
 
     def namespace_labels(self, name: str) -> dict[str, str] | None:
         """The labels of a namespace; None if it does not exist."""
-        found = self._find(f"/api/v1/namespaces/{name}")
+        found = self._find(f"/api/v1/namespaces/{_segment(name)}")
         labels = ((found or {}).get("metadata") or {}).get("labels") or {}
         return None if found is None else dict(labels)
 
@@ -123,7 +124,7 @@ class Access(Api):
                 version = found["metadata"]["resourceVersion"]
                 self._call("PUT", made.path, {**body, "metadata": {**body["metadata"], "resourceVersion": version}})
                 return
-            self.unbind(before)
+            self.unbind(made)
         self._call("POST", _bindings(made.namespace), body)
 
     def unbind(self, binding: Binding) -> None:
@@ -211,8 +212,13 @@ class Access(Api):
             time.sleep(_POLL_S)
 
 
+def _segment(name: str) -> str:
+    """A name as a part of a path. Names of roles and bindings may have "?", "#" and spaces; "?" would begin a query."""
+    return quote(name, safe=":")
+
+
 def _bindings(namespace: str) -> str:
-    return f"{RBAC}/namespaces/{namespace}/rolebindings" if namespace else f"{RBAC}/clusterrolebindings"
+    return f"{RBAC}/namespaces/{_segment(namespace)}/rolebindings" if namespace else f"{RBAC}/clusterrolebindings"
 
 
 def _binding(item: Mapping[str, Any]) -> Binding:

@@ -49,11 +49,19 @@ class Api:
         return body if isinstance(body, Mapping) else None
 
     def _call(
-        self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        keep: Sequence[str] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> Response:
+        """Send a request until a response arrives; ``check`` is called before each attempt, and may raise to stop."""
         deadline = time.monotonic() + self._patience_s
         waiting = False
         while True:
+            check()
             response = self.session.request(method, path, body, kind, keep)
             if response.status == OK:
                 return _checked(method, path, response)

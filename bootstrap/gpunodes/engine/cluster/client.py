@@ -23,6 +23,8 @@ from gpunodes.repair.switched_off import CONFIG_MAP, Switched, parse
 _PAUSE_S = 0.05
 """Pause between the attempts to change a node that another client changes, too."""
 _MERGE = "application/merge-patch+json"
+Check = Callable[[], None]
+"""Raises to stop before a request."""
 
 
 class Cluster(Api):
@@ -50,9 +52,12 @@ class Cluster(Api):
         found = self._find(nodes.path(name))
         return nodes.parse(found, self._pool_label) if found is not None else None
 
-    def cordon(self, name: str, repair: str, reason: str) -> bool:
-        """Cordon a node for a repair; returns whether the cordon belongs to gpunodes, not to a user."""
-        return self._change(name, lambda node: marks.cordon(node, repair, reason)) is not None
+    def cordon(self, name: str, repair: str, reason: str, check: Check = lambda: None) -> bool:
+        """Cordon a node for a repair; returns whether the cordon belongs to gpunodes, not to a user.
+
+        ``check`` raises if the lock was lost: it is called before each attempt, which may have waited for the API.
+        """
+        return self._change(name, lambda node: marks.cordon(node, repair, reason), check) is not None
 
     def note_repair(self, name: str, moment: float) -> None:
         """Record the time of a repair in an annotation of the node."""
@@ -66,24 +71,24 @@ class Cluster(Api):
         """Undo :meth:`taint_temporarily`."""
         self._change(name, marks.untaint)
 
-    def uncordon(self, name: str, repair: str) -> bool:
+    def uncordon(self, name: str, repair: str, now: float) -> bool:
         """Undo what a repair did to a node, and remove its cordon; returns whether the node is schedulable now.
 
-        A cordon that does not belong to this repair stays.
+        A cordon that does not belong to this repair stays, and that of maintenance; ``now`` in seconds since 1970.
         """
-        before = self._change(name, lambda node: marks.uncordon(node, repair))
-        return before is None or not marks.stays_cordoned(before, repair)
+        before = self._change(name, lambda node: marks.uncordon(node, repair, now))
+        return before is None or not marks.stays_cordoned(before, repair, now)
 
     def give_up(self, name: str, repair: str, reason: str) -> None:
         """Cordon, taint and label a node that gpunodes cannot repair."""
         self._change(name, lambda node: marks.give_up(node, repair, reason))
 
-    def clear(self, name: str) -> bool:
-        """Remove all annotations, labels and taints of repairs from a node, and their cordon.
+    def clear(self, name: str, now: float) -> bool:
+        """Remove all annotations, labels and taints of repairs from a node, and their cordon; maintenance keeps it.
 
-        Returns whether the node is schedulable now.
+        Returns whether the node is schedulable now. ``now`` in seconds since 1970.
         """
-        self._change(name, marks.clear)
+        self._change(name, lambda node: marks.clear(node, now))
         after = self.node(name)
         return after is not None and not after.cordoned
 
@@ -96,9 +101,12 @@ class Cluster(Api):
         before = self._change(name, marks.end_maintenance)
         return marks.maintenance_of(before) if before is not None else None
 
-    def begin_rollout(self, name: str, rollout: str, *, cordon: bool) -> bool:
-        """Mark a node for a roll-out, and cordon it if ``cordon``; False if others cordoned it, or it has gone."""
-        return self._change(name, lambda node: marks.begin_rollout(node, rollout, cordon=cordon)) is not None
+    def begin_rollout(self, name: str, rollout: str, *, cordon: bool, check: Check = lambda: None) -> bool:
+        """Mark a node for a roll-out, and cordon it if ``cordon``; False if others cordoned it, or it has gone.
+
+        ``check`` as of ``cordon``.
+        """
+        return self._change(name, lambda node: marks.begin_rollout(node, rollout, cordon=cordon), check) is not None
 
     def end_rollout(self, name: str, rollout: str) -> None:
         """Undo ``begin_rollout``; what others did to the node stays."""
@@ -108,8 +116,10 @@ class Cluster(Api):
         """Give the node back to the device plugin, if a command that did not end took it; whether it was away."""
         return self._change(name, marks.return_plugin) is not None
 
-    def _change(self, name: str, change: Callable[[NodeObject], Patch | None]) -> NodeObject | None:
-        """Patch a node, starting from its current state; retry after a conflict.
+    def _change(
+        self, name: str, change: Callable[[NodeObject], Patch | None], check: Check = lambda: None
+    ) -> NodeObject | None:
+        """Patch a node, starting from its current state; retry after a conflict. ``check`` as of ``cordon``.
 
         Returns the node as it was before, None if it was not changed. Raises Refused when every attempt fails with a
         conflict for ``patience_s``.
@@ -121,7 +131,8 @@ class Cluster(Api):
             if patch is None or node is None:
                 return None
             try:
-                self._call("PATCH", f"{nodes.path(name)}?fieldManager=gpunodes", marks.finished(patch, node), _MERGE)
+                path = f"{nodes.path(name)}?fieldManager=gpunodes"
+                self._call("PATCH", path, marks.finished(patch, node), _MERGE, check=check)
             except Refused as error:
                 if error.status != CONFLICT:
                     raise

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from gpunodes import shape
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import answers, openssh, programs, shell
+from gpunodes.engine.remote.reach import LostError
 
 ADMIN = "/etc/kubernetes/admin.conf"
 NO_CLUSTER = -1
@@ -175,7 +176,13 @@ class Connection:
         assert process.stdout  # noqa: S101 - for the type checker
         assert process.stderr  # noqa: S101 - for the type checker
         with contextlib.suppress(ValueError, OSError):
-            answers.skip_banner(process.stdout)
+            try:
+                answers.skip_banner(process.stdout)
+            except LostError as error:
+                process.kill()
+                process.wait()
+                self._fail_pending(process, NO_SESSION, error.message)
+                return
             while line := process.stdout.readline(_MAX_CHARACTERS):
                 try:
                     frame = json.loads(line)

@@ -54,9 +54,10 @@ def repairs_of(node: NodeObject) -> list[float]:
     return found
 
 
-def stays_cordoned(node: NodeObject, repair: str) -> bool:
-    """Whether a node has a cordon that does not belong to this repair."""
-    return _annotations(node).get(CORDONED_BY) != repair and _is_cordoned(node)
+def stays_cordoned(node: NodeObject, repair: str, now: float) -> bool:
+    """Whether a node stays cordoned at the end of this repair: by others, or by the maintenance that it is in."""
+    own = _annotations(node).get(CORDONED_BY) == repair
+    return _is_cordoned(node) and (not own or _keeps_cordon(maintenance_of(node), now))
 
 
 # Patches, in the order of a repair
@@ -92,14 +93,18 @@ def untaint(node: NodeObject) -> Patch:
     return _without_taint(node, TEMPORARY_TAINT)
 
 
-def uncordon(node: NodeObject, repair: str) -> Patch:
-    """Undo what a repair did to a node; a cordon that does not belong to this repair stays."""
-    own = _annotations(node).get(CORDONED_BY) == repair
+def uncordon(node: NodeObject, repair: str, now: float) -> Patch:
+    """Undo what a repair did to a node; a cordon that does not belong to this repair stays.
+
+    Maintenance that began while the node was cordoned keeps it cordoned. ``now`` in seconds since 1970.
+    """
     patch = untaint(node)
-    patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}} if own else {}
-    if own:
-        patch.setdefault("spec", {})["unschedulable"] = False
-    return patch
+    patch["metadata"] = {}
+    if _annotations(node).get(CORDONED_BY) != repair:
+        return patch
+    patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}}
+    maintained = maintenance_of(node)
+    return _without_cordon(node, patch, maintained if _keeps_cordon(maintained, now) else None)
 
 
 def give_up(node: NodeObject, repair: str, reason: str) -> Patch:
@@ -113,24 +118,43 @@ def give_up(node: NodeObject, repair: str, reason: str) -> Patch:
     return patch
 
 
-def clear(node: NodeObject) -> Patch:
-    """Remove all annotations, labels and taints of repairs, and their cordon."""
+def clear(node: NodeObject, now: float) -> Patch:
+    """Remove all annotations, labels and taints of repairs, and their cordon; maintenance keeps it: ``uncordon``."""
     patch = _without_taint(_merged(node, untaint(node)), NEEDS_REPAIR)
     removed = dict.fromkeys((CORDONED_BY, REASON, REPAIRS, NEEDS_REPAIR))
     patch["metadata"] = {"annotations": removed, "labels": {NEEDS_REPAIR: None}}
     if CORDONED_BY in _annotations(node):
-        patch["spec"]["unschedulable"] = False
+        maintained = maintenance_of(node)
+        patch = _without_cordon(node, patch, maintained if _keeps_cordon(maintained, now) else None)
     return _with_plugin(node, patch)
+
+
+def _keeps_cordon(maintained: Maintenance | None, now: float) -> bool:
+    """Whether a node stays cordoned after a repair: of expired maintenance only its own cordon stays."""
+    return maintained is not None and (maintained.cordoned or maintained.holds(now))
+
+
+def _without_cordon(node: NodeObject, patch: Patch, maintained: Maintenance | None) -> Patch:
+    """The patch, and the own cordon is removed; ``maintained`` gets the cordon instead, and removes it at its end."""
+    if maintained and _is_cordoned(node):
+        text = dataclasses.replace(maintained, cordoned=True).text()
+        annotations = {**patch["metadata"]["annotations"], MAINTENANCE: text}
+        return {**patch, "metadata": {**patch["metadata"], "annotations": annotations}}
+    return {**patch, "spec": {**patch.get("spec", {}), "unschedulable": False}}
 
 
 # Patches of maintenance
 
 
 def begin_maintenance(node: NodeObject, made: Maintenance, *, cordon: bool) -> Patch:
-    """Block repairs of a node, and cordon it unless it is cordoned."""
+    """Block repairs of a node, and cordon it unless it is cordoned.
+
+    The cordon of a repair becomes that of the maintenance, too: it stays until both have ended.
+    """
     before = maintenance_of(node)
     schedulable = not _is_cordoned(node)
-    own = cordon if schedulable else before is not None and before.cordoned
+    own = cordon and (schedulable or CORDONED_BY in _annotations(node))
+    own = own or (not schedulable and before is not None and before.cordoned)
     text = dataclasses.replace(made, cordoned=own).text()
     patch: Patch = {"metadata": {"annotations": {MAINTENANCE: text}}}
     if cordon and schedulable:
@@ -145,8 +169,8 @@ def end_maintenance(node: NodeObject) -> Patch | None:
         return None
     patch: Patch = {"metadata": {"annotations": {MAINTENANCE: None}}}
     if before and before.cordoned and NEEDS_REPAIR in annotations:
-        # A repair gave up the node after its maintenance expired: now the cordon belongs to the repair.
-        patch["metadata"]["annotations"][CORDONED_BY] = "maintenance"
+        # A repair gave up the node after its maintenance expired, or before: now the cordon belongs to the repair.
+        patch["metadata"]["annotations"][CORDONED_BY] = annotations.get(CORDONED_BY, "maintenance")
     elif before and before.cordoned and CORDONED_BY not in annotations:
         patch["spec"] = {"unschedulable": False}
     return patch

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from gpunodes.engine.cluster.api import CONFLICT, Api
 from gpunodes.engine.cluster.errors import Refused, check
@@ -126,11 +127,11 @@ def _key(server: str) -> str:
 
 
 def _account(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/serviceaccounts/default"
 
 
 def _secret(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/secrets/{name}"
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/secrets/{quote(name, safe='')}"
 
 
 def _names(account: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from gpunodes import shape
+from gpunodes.ansible.module_utils import kube_api
 from gpunodes.shape import Many, Maybe, Named, Optional
 
 _METADATA = {
@@ -33,7 +34,7 @@ def violation(method: str, path: str, body: Any) -> str:
     """How the body of a response contradicts its request, "" if it fits."""
     if method in {"LOCK", "DELETE"} or path == "/version" or path.endswith("/eviction"):
         return ""
-    if path.partition("?")[0].endswith("/log"):
+    if kube_api.is_log(path):
         return shape.wrong(body, {"message": str})
     if path.endswith("&dryRun=All"):
         # An object that is not stored has no version.

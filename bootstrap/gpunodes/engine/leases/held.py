@@ -1,9 +1,11 @@
 """The locks of one command: taken, renewed by a thread while they are held, and released.
 
 A lock fences its holder: before each step :meth:`Leases.confirm` renews the lock or raises, because another command may
-hold a lock that was not renewed in time. The times in a Lease are those of the control plane, because the clocks of two
-controllers may differ. The age of an own lock is measured by a clock that cannot be set and that runs while the
-controller is suspended.
+hold a lock that was not renewed in time. Even if none took it, another one may have begun what it excludes: so a lock
+that has expired is not renewed. Only work that stops the API renews it then, and checks again what it excludes.
+
+The times in a Lease are those of the control plane, because the clocks of two controllers may differ. The age of an own
+lock is measured by a clock that cannot be set and that runs while the controller is suspended.
 """
 
 from __future__ import annotations
@@ -67,22 +69,22 @@ class Leases:
 
     # Taking
 
-    def take(self, machine: str, record: str | None = None, *, alone: bool = False) -> str:
+    def take(self, machine: str, record: str | None = None, *, alone: bool = False, stops_api: bool = False) -> str:
         """Lock a machine; returns the record that a dead holder left, "" for none. Raises Held and Taken.
 
         ``record`` replaces the record in the Lease; None keeps it, to resume its repair. ``alone`` is for work on the
-        control plane: then no other command may hold a lock on any machine.
+        control plane: then no other command may hold a lock on any machine. ``stops_api``: that work may stop the API.
         """
-        previous_record = self._take(lock_name(machine), machine, record, alone=alone)
+        previous_record = self._take(lock_name(machine), machine, record, alone=alone, stops_api=stops_api)
         self._check_conflicts([machine], alone=alone)
         return previous_record
 
-    def take_all(self, machines: Iterable[str], *, alone: bool = False) -> None:
-        """Lock several machines in the order of their names, all or none of them. Raises Held and Taken."""
+    def take_all(self, machines: Iterable[str], *, alone: bool = False, stops_api: bool = False) -> None:
+        """Lock several machines in the order of their names, all or none of them; as ``take``."""
         taken: list[str] = []
         try:
             for machine in sorted({machine for machine in machines if lock_name(machine) not in self._own}):
-                self._take(lock_name(machine), machine, None, alone=alone)
+                self._take(lock_name(machine), machine, None, alone=alone, stops_api=stops_api)
                 taken.append(machine)
         except BaseException:
             self._release_quietly(taken)
@@ -106,7 +108,7 @@ class Leases:
         deadline = time.monotonic() + patience_s
         while True:
             try:
-                self._take(objects.DECISION_LOCK, "the choice of machines to repair", None, alone=False)
+                self._take(objects.DECISION_LOCK, "the choice of machines to repair", None)
                 break
             except Held:
                 if time.monotonic() > deadline:
@@ -122,7 +124,8 @@ class Leases:
 
     def take_rollout(self) -> str:
         """Lock the cluster's one roll-out; returns the record of an unfinished one, "" for none. Raises Held."""
-        return self._take(objects.ROLLOUT_LOCK, "the roll-out of this cluster", None, alone=False)
+        # Its machines may be control planes. It excludes nothing but other roll-outs, by this Lease.
+        return self._take(objects.ROLLOUT_LOCK, "the roll-out of this cluster", None, stops_api=True)
 
     def write_rollout(self, record: str) -> None:
         """Write the roll-out's record into its lock, and confirm the lock; raises as ``confirm``."""
@@ -146,14 +149,16 @@ class Leases:
             raise
         return objects.observed(response.body, response.time)
 
-    def _take(self, name: str, machine: str, record: str | None, *, alone: bool) -> str:
+    def _take(
+        self, name: str, machine: str, record: str | None, *, alone: bool = False, stops_api: bool = False
+    ) -> str:
         if not self._server_time[0]:
             # A new Lease needs the control plane's time, which only a response provides.
             sent = clock()
             self._server_time = (self._api.call_once("GET", "/version").time, sent)
         for _ in range(5):
             try:
-                own = self._create(name, machine, record, alone=alone)
+                own = self._create(HeldLease(name, machine, record or "", alone, stops_api), record)
             except Refused as error:
                 if error.status not in (CONFLICT, NOT_FOUND):
                     raise
@@ -165,19 +170,20 @@ class Leases:
             return own.previous_record
         raise Held(machine, "another command that started at the same time")
 
-    def _create(self, name: str, machine: str, record: str | None, *, alone: bool) -> HeldLease:
-        own = HeldLease(name, machine, record or "", alone)
+    def _create(self, own: HeldLease, record: str | None) -> HeldLease:
+        """Write a Lease; ``record`` as of ``take``."""
         try:
             own.found = self._call("POST", "", own.taken(self.holder, self._duration_s, self.now())).body
         except Refused as error:
             if error.status != CONFLICT:
                 raise
-            response = self._call("GET", f"/{name}")
+            response = self._call("GET", f"/{own.name}")
             seen = objects.observed(response.body, response.time)
             if seen.live and seen.holder != self.holder:
-                raise Held(machine, seen.holder, seen.since) from None
-            own = HeldLease(name, machine, seen.record if record is None else record, alone, response.body, seen.record)
-            own.found = self._call("PUT", f"/{name}", own.taken(self.holder, self._duration_s, self.now())).body
+                raise Held(own.machine, seen.holder, seen.since) from None
+            own.found, own.previous_record, own.renewed = response.body, seen.record, clock()
+            own.record = seen.record if record is None else record
+            own.found = self._call("PUT", f"/{own.name}", own.taken(self.holder, self._duration_s, self.now())).body
         return own
 
     def _check_conflicts(self, machines: list[str], *, alone: bool) -> None:
@@ -186,15 +192,19 @@ class Leases:
         Every command takes its locks first and checks then: of two concurrent commands at least one sees the other.
         """
         try:
-            for seen in self.observe():
-                if seen.live and seen.holder != self.holder and (alone or seen.alone):
-                    raise Held(seen.machine, seen.holder, seen.since)
-            # A command that found no API holds the lock over SSH instead of Leases; the API may be up by now.
-            if (by_ssh := self._api.lock_holder()) is not None and by_ssh.get("holder") != self.holder:
-                raise Taken(by_ssh)
+            self._raise_conflict(alone=alone)
         except BaseException:
             self._release_quietly(machines)
             raise
+
+    def _raise_conflict(self, *, alone: bool) -> None:
+        """Raise Held or Taken if another command holds what excludes the own locks, which are ``alone`` or not."""
+        for seen in self.observe():
+            if seen.excludes(self.holder, alone=alone):
+                raise Held(seen.machine, seen.holder, seen.since)
+        # A command that found no API holds the lock over SSH instead of Leases; the API may be up by now.
+        if (by_ssh := self._api.lock_holder()) is not None and by_ssh.get("holder") != self.holder:
+            raise Taken(by_ssh)
 
     # Keeping
 
@@ -259,6 +269,10 @@ class Leases:
                     own.check(self._duration_s)
                 if self._own.get(own.name) is not own:
                     return  # it was released meanwhile
+                if own.expired(self._duration_s) and not own.stops_api:
+                    self._reread(own)
+                    own.lost = own.lost or own.expiry
+                    continue
                 sent = clock()
                 try:
                     own.found = self._call(
@@ -269,23 +283,38 @@ class Leases:
                         raise
                     self._reread(own)
                 else:
-                    own.renewed = sent
-                    return
+                    # The request may have waited, too.
+                    if own.expired(self._duration_s):
+                        self._check_again(own)
+                    if not own.lost:
+                        own.renewed = sent
+                        return
 
-    def _reread(self, own: HeldLease) -> None:
-        """Read a Lease that has changed: another command took or deleted it, or only edited it."""
+    def _check_again(self, own: HeldLease) -> None:
+        """A Lease that had expired was renewed: it is lost if a command may have begun meanwhile that it excludes."""
+        if not own.stops_api:
+            own.lost = own.expiry
+        elif own.alone:
+            try:
+                self._raise_conflict(alone=True)
+            except (Held, Taken) as problem:
+                own.lost = f"expired, and another command began meanwhile: {problem.problem.found}"
+
+    def _reread(self, own: HeldLease) -> bool:
+        """Read a Lease that has changed; False if another command took or deleted it, and did not only edit it."""
         try:
             found = self._call("GET", f"/{own.name}").body
         except Refused as error:
             if error.status != NOT_FOUND:
                 raise
             own.lost = "is lost: its Lease was deleted"
-            return
+            return False
         holder = found["spec"].get("holderIdentity") or ""
         if holder == self.holder:
             own.found = found
-        else:
-            own.lost = f"was taken by {described(holder)}"
+            return True
+        own.lost = f"was taken by {described(holder)}"
+        return False
 
     def _renew_all(self) -> None:
         with ThreadPoolExecutor(_RENEW_THREADS) as pool:
@@ -348,22 +377,14 @@ class Leases:
             return
         with own.mutex:
             for _ in range(3):
-                if own.lost:
-                    return
-                metadata = own.found["metadata"]
-                # A command that took the lock meanwhile has changed the resource version.
-                preconditions = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
                 try:
-                    if keep_record and own.previous_record:
-                        self._call("PUT", f"/{name}", own.released())
-                    else:
-                        self._call("DELETE", f"/{name}", {"preconditions": preconditions})
+                    self._call(*own.end(keep_record=keep_record))
                 except Refused as error:
                     if error.status not in (NOT_FOUND, CONFLICT):
                         raise
-                    self._reread(own)
-                else:
-                    return
+                    if self._reread(own):
+                        continue
+                return
 
     # Requests
 

@@ -62,6 +62,10 @@ class ObservedLease:
     record: str
     """The text of the repair's record."""
 
+    def excludes(self, holder: str, *, alone: bool) -> bool:
+        """Whether it excludes work of ``holder`` on other machines, which is ``alone`` or not."""
+        return self.live and self.holder != holder and (alone or self.alone)
+
 
 def observed(item: Mapping[str, Any], now: float) -> ObservedLease:
     """The lock that a Lease is; ``now`` is the control plane's time, in seconds since 1970."""
@@ -101,6 +105,8 @@ class HeldLease:
     record: str
     """The text of the repair's record."""
     alone: bool
+    stops_api: bool = False
+    """The work may stop the API for longer than a lock lasts: then the lock is renewed also after it has expired."""
     found: Mapping[str, Any] = field(default_factory=dict)
     """The Lease as it was last read or written; empty before the first time."""
     previous_record: str = ""
@@ -111,18 +117,31 @@ class HeldLease:
     """How the lock was lost, "" while it is held."""
     mutex: threading.Lock = field(default_factory=threading.Lock)
 
+    def age(self) -> float:
+        """Seconds since the last successful renewal was sent."""
+        return clock() - self.renewed
+
+    def expired(self, duration_s: float) -> bool:
+        """Whether the lock was not renewed for so long that another command may have begun."""
+        return self.age() > duration_s * (1 - _MARGIN)
+
+    @property
+    def expiry(self) -> str:
+        """How a lock was lost that was not renewed in time."""
+        return f"expired: it was not renewed for {self.age():.0f} s, and another command may have begun meanwhile"
+
     def check(self, duration_s: float) -> None:
         """Raise Lost or Unsure unless the lock is held for certain; sends no request."""
         if self.lost:
             raise Lost(
                 f"the lock on {self.machine} {self.lost}",
                 "a lock that is held to the end",
-                "check what the other command does",
+                "check what other commands do, then run this one again",
             )
-        age = clock() - self.renewed
-        if age > duration_s * (1 - _MARGIN):
+        if self.expired(duration_s):
             raise Unsure(
-                f"the lock on {self.machine} could not be renewed for {age:.0f} s: another command may hold it now",
+                f"the lock on {self.machine} could not be renewed for {self.age():.0f} s: "
+                "another command may hold it now",
                 "a control plane that responds",
                 "run the command again when it responds",
             )
@@ -161,6 +180,13 @@ class HeldLease:
         metadata = {name: self.found["metadata"][name] for name in ("name", "labels", "resourceVersion")}
         metadata["annotations"] = {_RECORD: self.previous_record, _MACHINE: self.machine}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+
+    def end(self, *, keep_record: bool) -> tuple[str, str, dict[str, Any]]:
+        """The request that releases the lock: method, path and body; refused if another command has taken the Lease."""
+        if keep_record and self.previous_record:
+            return "PUT", f"/{self.name}", self.released()
+        preconditions = {name: self.found["metadata"][name] for name in ("uid", "resourceVersion")}
+        return "DELETE", f"/{self.name}", {"preconditions": preconditions}
 
 
 def _stamp(moment: float) -> str:

@@ -26,6 +26,7 @@ import requests
 from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 
+from gpunodes.ansible.module_utils.nesting import is_deep
 from gpunodes.engine.remote.reach import LostError
 from gpunodes.engine.remote.targets import Target
 
@@ -34,8 +35,6 @@ _CONNECT_S = 10.0
 _LOGOUT_S = 5.0
 """Time limit for a request outside of a call: sushy deletes its Redfish session when it is garbage-collected."""
 _MAX_BYTES = 2**20
-_MAX_DEPTH = 50
-"""Maximum nesting depth of a response; DMTF's schemas need a dozen levels."""
 _ERRORS_FROM = 400
 
 
@@ -270,7 +269,7 @@ def _checked(body: bytes, *, failed: bool) -> bytes:
         return b""
     try:
         document = json.loads(body)
-        if isinstance(document, dict) and _depth(document) <= _MAX_DEPTH:
+        if isinstance(document, dict) and not is_deep(document):
             return body
         found = f"a JSON {type(document).__name__}" if not isinstance(document, dict) else "too deeply nested"
     except RecursionError:
@@ -280,16 +279,3 @@ def _checked(body: bytes, *, failed: bool) -> bytes:
     if failed:
         return b""
     raise NotRedfish(f"the response is {found}; a Redfish service sends JSON objects")
-
-
-def _depth(document: Any) -> int:
-    depth, level = 0, [document]
-    while level and depth <= _MAX_DEPTH:
-        depth += 1
-        level = [
-            each
-            for one in level
-            for each in (one.values() if isinstance(one, dict) else one)
-            if isinstance(each, dict | list)
-        ]
-    return depth

@@ -171,7 +171,7 @@ class RegistryServer(Workloads):
     def end_verifying(self) -> None:
         """Delete all verifying pods, those of an interrupted command, too."""
         for each in self.verifying():
-            self._delete(f"{_PATHS['Pod']}/{each['metadata']['name']}")
+            self._delete(f"{_PATHS['Pod']}/{quote(each['metadata']['name'], safe='')}")
 
     def stop(self) -> bool:
         """Delete the Deployment, and wait until its pod has ended; whether there was one."""
@@ -186,7 +186,7 @@ class RegistryServer(Workloads):
         removed = []
         for kind, name in [("Namespace", NAMESPACE), *(("PersistentVolume", name) for name in self.volumes())]:
             if (found := self._own(kind, name)) is not None:
-                self.remove_object(f"{_PATHS[kind]}/{name}", str(found["metadata"]["uid"]))
+                self.remove_object(f"{_PATHS[kind]}/{quote(name, safe='')}", str(found["metadata"]["uid"]))
                 removed.append(f"{kind} {name}")
         self._wait_removed()
         return removed
@@ -221,7 +221,7 @@ class RegistryServer(Workloads):
 
     def _own(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object of the registry; None without it. Raises WrongInput if gpunodes did not make it."""
-        found: dict[str, Any] | None = self._find(f"{_PATHS[kind]}/{name}")
+        found: dict[str, Any] | None = self._find(f"{_PATHS[kind]}/{quote(name, safe='')}")
         if found is not None and not registry.is_own(found):
             where = "" if kind in {"Namespace", "PersistentVolume"} else f" in the namespace {NAMESPACE}"
             raise WrongInput(

@@ -21,7 +21,8 @@ UNPACKED_BYTES = 8 << 20
 ITEMS = 1_000_000
 """Maximum number of values in a document: many brackets fit into few bytes and use much memory when parsed."""
 MAX_BANNER_BYTES = 64 << 10
-"""Maximum size of a login shell's banner, which comes before the output of the probe."""
+"""Maximum size of a login shell's banner, which comes before the output of a program."""
+TOO_LONG = f"the login shell printed more than {MAX_BANNER_BYTES} bytes before the output of the program"
 _LENGTH_DIGITS = 18
 _MARK_LINE = f"{MARK}\n"
 
@@ -33,9 +34,13 @@ def unframed(out: bytes | bytearray) -> bytes | None:
 
 
 def skip_banner(out: IO[str]) -> None:
-    """Read up to the output of a program, or to the end."""
-    while (line := out.readline()) and line != _MARK_LINE:
-        pass
+    """Read up to the output of a program, or to the end; raises LostError for a banner that is too long."""
+    left = MAX_BANNER_BYTES
+    # The limit is for a line, too: a machine may print without a line break.
+    while (line := out.readline(left + len(_MARK_LINE))) and line != _MARK_LINE:
+        left -= len(line)
+        if left < 0:
+            raise LostError(Reach.PROBE_FAILED, TOO_LONG)
 
 
 def length(output: bytes) -> tuple[int | None, bytes]:
@@ -73,7 +78,7 @@ def unpacked(packed: bytes) -> Mapping[str, Any]:
 def failure_message(channel: paramiko.Channel, data: bytes, *, too_long: bool) -> str:
     """The reason for missing output of the probe: the last line that the machine printed."""
     if too_long:
-        return f"the login shell printed more than {MAX_BANNER_BYTES} bytes before the output of the probe"
+        return TOO_LONG
     stderr = channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
     lines = (stderr or data[-4096:]).decode("utf-8", "replace").strip().splitlines()
     status = channel.recv_exit_status() if channel.exit_status_ready() else -1

@@ -18,12 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gpunodes.engine.deadline import LoopbackConnection
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import commands, openssh, shell
 from gpunodes.engine.remote.commands import Become
+from gpunodes.engine.remote.messages import Messages
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine
 
@@ -31,16 +32,15 @@ _START_S = 60.0
 _REQUEST_S = 20.0
 _ANSWER_S = 20.0
 _POLL_S = 0.1
-_REASON = 4096
 
 
 class Forward:
     """A port that is open. ``machine`` is the name of the machine between, for messages."""
 
-    def __init__(self, machine: str, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    def __init__(self, machine: str, process: subprocess.Popen[bytes], messages: Messages) -> None:
         self.machine = machine
         self._process = process
-        self._errors = errors
+        self._messages = messages
 
     def follow(self) -> None:
         """Wait until the connection ends, and raise GpunodesError with the reason; Ctrl-C interrupts it."""
@@ -49,8 +49,7 @@ class Forward:
 
     def lost(self, why: str) -> GpunodesError:
         """The error for a broken connection, with what ssh reports about it."""
-        self._errors.seek(0)
-        reason = ssh_reason(self._errors.read(_REASON).decode("utf-8", "replace"))
+        reason = ssh_reason(self._messages.text(has_ended=self._process.poll() is not None))
         return GpunodesError(
             f"{self.machine}: {reason or why}",
             "a machine that is reachable by SSH, and whose SSH server forwards ports",
@@ -67,7 +66,7 @@ def opened(machine: Machine, variables: Mapping[str, Any], address: str, port: i
     """
     target = _checked(address)
     free(local)
-    with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
         control = Path(folder) / "ssh"
         # It ends with this process, even a killed one: `cat` ends with its input.
         command = commands.remote(["cat"], variables, Become.NEVER)
@@ -78,11 +77,12 @@ def opened(machine: Machine, variables: Mapping[str, Any], address: str, port: i
             env=shell.environment(variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=errors,
+            stderr=subprocess.PIPE,
             start_new_session=True,
         )
         try:
-            found = Forward(machine.name, process, errors)
+            assert process.stderr  # noqa: S101 - for the type checker
+            found = Forward(machine.name, process, Messages(process.stderr))
             _wait(found, process, control)
             if why := request(control, local, target, port):
                 raise found.lost(f"its port was not forwarded: {why}")

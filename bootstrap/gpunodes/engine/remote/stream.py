@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.remote import answers, openssh, programs, shell
+from gpunodes.engine.remote.messages import Messages
 from gpunodes.errors import GpunodesError
 
 IDLE_S = 120.0
@@ -26,7 +26,6 @@ IDLE_S = 120.0
 _LINE = 1 << 20
 """Maximum length of a line of JSON."""
 _CHUNK = 1 << 18
-_REASON = 4096
 
 
 class StreamLost(GpunodesError):  # noqa: N818 - reads as the sentence it makes
@@ -42,16 +41,16 @@ class Stream:
         """Start ``argv`` and send ``start``, the program itself; ``machine`` is its name in messages."""
         self._machine = machine
         self._buffer = bytearray()
-        # Not a pipe: what a login shell or sudo prints there could fill one that is not read.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the stream
         self._process = subprocess.Popen(
             argv,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        assert self._process.stderr  # noqa: S101 - for the type checker
+        self._messages = Messages(self._process.stderr)
         self._start = start
 
     def __enter__(self) -> Stream:
@@ -77,7 +76,6 @@ class Stream:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._errors.close()
 
     def write(self, data: bytes) -> None:
         """Send data; raises StreamLost."""
@@ -120,8 +118,7 @@ class Stream:
 
     def lost(self, why: str) -> StreamLost:
         """The error for a broken exchange, with what ssh reports about it."""
-        self._errors.seek(0)
-        reason = ssh_reason(self._errors.read(_REASON).decode("utf-8", "replace"))
+        reason = ssh_reason(self._messages.text(has_ended=self._process.poll() is not None))
         return StreamLost(
             f"{self._machine}: {reason or why}",
             "a machine that is reachable by SSH, with sudo",

@@ -12,13 +12,15 @@ from typing import Any
 from gpunodes.autoscale import plan as plans
 from gpunodes.autoscale.decisions import World, unusable
 from gpunodes.autoscale.nodes import PROVIDER, SeenNode
-from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.autoscale.plan import Plan
+from gpunodes.autoscale.state import MachineState
 from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet, repair_settings
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
 from gpunodes.model import Event, Machine, Severity, TaskEnded, printable
 from gpunodes.operations import registration
+from gpunodes.operations.autoscale import removal
 from gpunodes.operations.autoscale.gathering import Gathered, cluster_settings, gather
 from gpunodes.operations.autoscale.objects import Objects
 from gpunodes.operations.repair.context import Report
@@ -99,9 +101,9 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
         nodes = objects.seen_nodes()
         states = objects.states(create=False)
         gathered = gather(fleet, objects, nodes, states)
-        plans.parse(dict(gathered.plan))
+        found = plans.parse(dict(gathered.plan))
         if dry_run:
-            pools, machines = _pools(gathered.plan, nodes), _machines(gathered.plan, nodes, states)
+            pools, machines = _pools(found, nodes), _machines(found, nodes, states)
             return AutoscaleStatus(objects.is_running(), pools, machines, _changes(gathered, nodes))
     _register(fleet, [gathered.machines[node] for node in gathered.machines if node in nodes], view)
     with _connected(fleet, "autoscale up") as (objects, _):
@@ -120,23 +122,44 @@ def status(fleet: InventoryFleet) -> AutoscaleStatus:
 
 
 def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> AutoscaleStatus:
-    """Remove the autoscaler; machines stay as they are. Returns its last status.
+    """Remove the autoscaler; returns the machines as they are from then on. Nothing is switched on or off.
 
-    The states stay while a machine is off, so that `gpunodes health` knows why. The plan stays while a control plane is
-    left out: another run finds it, and completes the removal.
+    Without it nobody ends what it began: nodes that serve are given back (``removal.py``), and only machines that are
+    off keep their states, so that `gpunodes health` knows why. It may be run again while there are such states, or
+    after an interruption: the plan is deleted last, and stays while a control plane is left out.
     """
     with _connected(fleet, "autoscale down") as (objects, _):
-        before = _status(objects)
+        if objects.plan() is None and not objects.switched_off() and not objects.is_installed():
+            raise _no_autoscaler()
+        found = removal.planned(objects)
         if dry_run:
-            return replace(before, changes=_removals(before))
+            removed = removal.read(fleet, objects)
+            shown = _status(objects) if found else AutoscaleStatus(False, {}, _shown(removed))
+            return replace(shown, changes=_removals(removed))
         report("", "removing the autoscaler")
         left_out = _run(fleet, {}, None, state="absent")
         objects.delete_passwords()
+        # What it wrote before it ended counts, not what was there before.
+        removal.wait_for_end(objects, report)
+        removed = removal.settle(fleet, objects, report)
         if not left_out:
             objects.delete_plan()
-            if all(each.phase == Phase.ON for each in before.machines):
-                objects.delete_states()
-    return replace(before, left_out=left_out)
+        pools = _pools(found, objects.seen_nodes()) if found else {}
+    return AutoscaleStatus(False, pools, _shown(removed), left_out=left_out)
+
+
+def _shown(machines: Sequence[removal.Removed]) -> list[ScaledMachineStatus]:
+    found = [
+        ScaledMachineStatus(
+            each.name,
+            each.pool,
+            each.phase,
+            each.after.since if each.after else None,
+            (each.after.error or each.after.reason) if each.after else "",
+        )
+        for each in machines
+    ]
+    return sorted(found, key=lambda each: (each.pool, each.node))
 
 
 def _archive(given: Mapping[str, Any]) -> Path | None:
@@ -225,15 +248,18 @@ def _wait(objects: Objects, gathered: Gathered) -> None:
 def _status(objects: Objects) -> AutoscaleStatus:
     document = objects.plan()
     if document is None:
-        raise NoAutoscaler(
-            "this cluster has no autoscaler", "one that `gpunodes autoscale up` installed", "install it first"
-        )
-    nodes, states = objects.seen_nodes(), objects.states(create=False)
-    return AutoscaleStatus(objects.is_running(), _pools(document, nodes), _machines(document, nodes, states))
+        raise _no_autoscaler()
+    nodes, states, found = objects.seen_nodes(), objects.states(create=False), plans.parse(document)
+    return AutoscaleStatus(objects.is_running(), _pools(found, nodes), _machines(found, nodes, states))
 
 
-def _pools(document: Mapping[str, Any], nodes: Mapping[str, SeenNode]) -> dict[str, dict[str, int]]:
-    found = plans.parse(dict(document))
+def _no_autoscaler() -> NoAutoscaler:
+    return NoAutoscaler(
+        "this cluster has no autoscaler", "one that `gpunodes autoscale up` installed", "install it first"
+    )
+
+
+def _pools(found: Plan, nodes: Mapping[str, SeenNode]) -> dict[str, dict[str, int]]:
     return {
         name: {
             "min": pool.least,
@@ -246,9 +272,8 @@ def _pools(document: Mapping[str, Any], nodes: Mapping[str, SeenNode]) -> dict[s
 
 
 def _machines(
-    document: Mapping[str, Any], nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
+    found: Plan, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
 ) -> list[ScaledMachineStatus]:
-    found = plans.parse(dict(document))
     own = {name: each for name, each in nodes.items() if name in found.machines}
     world = World(found, states, own, time.time())
     return [
@@ -274,10 +299,9 @@ def _changes(gathered: Gathered, nodes: Mapping[str, SeenNode]) -> list[str]:
     return found
 
 
-def _removals(before: AutoscaleStatus) -> list[str]:
-    found = [f"{each.node}: it stays as it is, {each.phase}" for each in before.machines if each.phase != Phase.ON]
+def _removals(machines: Sequence[removal.Removed]) -> list[str]:
     return [
         "the autoscaler and the power server are removed from the control planes",
         "the plan, and the passwords and keys for BMCs, are deleted from the cluster",
-        *found,
+        *(f"{each.name}: {each.line}" for each in machines if each.line),
     ]

@@ -71,7 +71,8 @@ def gather(
         node = match.node.name if match.node else own.hostname if own.hostname in states else ""
         if match.contradiction:
             raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
-        variables = fleet.inventory.connection(name) | fleet.inventory.rendered(name, "gpunodes_bmc_")
+        rendered = fleet.inventory.rendered(name, "gpunodes_bmc_", "gpunodes_node_taints")
+        variables = fleet.inventory.connection(name) | rendered
         found.append(
             ScaledMachine(
                 name,
@@ -81,6 +82,7 @@ def gather(
                 node,
                 match.node.addresses[0] if match.node and match.node.addresses else machine.address,
                 _template(nodes.get(node), states.get(node), most),
+                labels=fleet.labels(name),
             )
         )
     wrong = list(autoscale.problems(found, own_image=bool(given["gpunodes_power_image"])))

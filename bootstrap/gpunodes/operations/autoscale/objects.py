@@ -9,6 +9,7 @@ import base64
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 from gpunodes.autoscale.store import Store
 from gpunodes.repair.switched_off import CONFIG_MAP as STATES
@@ -51,6 +52,16 @@ class Objects(Store):
         found = self._find(f"{_APPS}/deployments/{DEPLOYMENT}")
         status = (found or {}).get("status") or {}
         return isinstance(status.get("readyReplicas"), int) and status["readyReplicas"] > 0
+
+    def is_installed(self) -> bool:
+        """Whether the cluster has an autoscaler, whether or not it runs."""
+        return self._find(f"{_APPS}/deployments/{DEPLOYMENT}") is not None
+
+    def pod_nodes(self) -> list[str]:
+        """The nodes of the autoscaler's pods; one that was deleted is there until it has ended."""
+        query = urlencode({"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT}"})
+        found = self._call("GET", f"{_CORE}/pods?{query}", keep=("metadata.name", "spec.nodeName")).body
+        return [str((each.get("spec") or {}).get("nodeName") or "") for each in found["items"]]
 
     def delete_states(self) -> None:
         """Forget the states of all machines."""

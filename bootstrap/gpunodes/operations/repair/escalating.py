@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.history import EntryKind
+from gpunodes.engine.locks import clock
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.errors import GpunodesError
@@ -48,11 +49,11 @@ def _order(tools: Tools, record: RepairRecord, step: EscalationStep) -> tuple[St
             tools.control.cold_cycle() if step.name == escalation.COLD else tools.control.reset()
         except GpunodesError as problem:
             return StepOutcome.FAILED, str(problem), record
-        ordered_at, armed = time.time(), record.armed
+        ordered_at, armed = tools.now(), record.armed
     else:
         later = escalation.armed(step.name, hung=record.hung) if step.verified_by is VerifiedBy.BOOT else []
         ordered = _order_over_ssh(tools, record, step, later)
-        ordered_at, due = time.time(), dict(record.armed)
+        ordered_at, due = tools.now(), dict(record.armed)
         if not ordered.done and step.name not in due:
             return StepOutcome.SKIPPED, ordered.message, record
         if not ordered.done:
@@ -91,13 +92,16 @@ def _watch(
     step's limit. If nothing responds, the machine is down: it gets the time of a boot.
     """
     down, silent, refused = False, 0, False
+    # From here on by a clock that cannot be set. A step may be due later; a time far in the future is of a clock that
+    # was set back.
+    began = clock() - max(tools.now() - record.ordered_at, -tools.limits.boot)
     while True:
         tools.check_stop()
         seen = tools.control.boot()
-        waited = time.time() - record.ordered_at
+        waited = clock() - began
         if _rebooted(record, seen, waited):
             why = f"boot {seen.boot_id} after {waited:.0f} s"
-            return StepOutcome.SUCCEEDED, why, performed_by_itself(record, step, seen)
+            return StepOutcome.SUCCEEDED, why, performed_by_itself(record, step, seen, waited)
         if seen.reached is Reached.NO_RESPONSE:
             silent += 1
             down = down or silent > 1
@@ -116,8 +120,12 @@ def _watch(
     return StepOutcome.FAILED, f"{why} after {waited:.0f} s", ()
 
 
-def performed_by_itself(record: RepairRecord, step: EscalationStep, seen: Boot) -> Sequence[EscalationStep]:
+def performed_by_itself(
+    record: RepairRecord, step: EscalationStep, seen: Boot, waited: float
+) -> Sequence[EscalationStep]:
     """The steps that a machine with a hung driver performed by itself before its new boot began.
+
+    ``waited`` is how many seconds ago the step was ordered.
 
     A machine may lose its address during shutdown, so a hang there is not visible. But if the new kernel started
     after the next step was due, the machine performed that step. If the machine runs self-tests for minutes before
@@ -125,7 +133,7 @@ def performed_by_itself(record: RepairRecord, step: EscalationStep, seen: Boot) 
     """
     if not record.hung or not seen.uptime_s:
         return ()
-    began = time.time() - seen.uptime_s
+    began = record.ordered_at + waited - seen.uptime_s
     escalated = {name for name, due in record.armed if due <= began}
     steps = escalation.steps()
     return [each for each in steps[steps.index(step) + 1 :] if each.name in escalated]

@@ -33,7 +33,7 @@ def claimed(
             return
         control_plane = machine.role is Role.CONTROL_PLANE
         stops_api = control_plane and needs_every_control_plane(command.cluster)
-        record = _take_lease(command, command.leases, command.cluster, record, alone=control_plane)
+        record = _take_lease(command, command.leases, command.cluster, record, alone=control_plane, stops_api=stops_api)
         ssh = _take_ssh_lock(command, command.leases, held, record) if control_plane else None
         yield (
             record,
@@ -47,10 +47,10 @@ def claimed(
 
 
 def _take_lease(
-    command: RepairCommand, leases: Leases, cluster: Cluster, record: RepairRecord, *, alone: bool
+    command: RepairCommand, leases: Leases, cluster: Cluster, record: RepairRecord, *, alone: bool, stops_api: bool
 ) -> RepairRecord:
     """Lock a machine and check that it may still be repaired; the record to continue from. Raises GpunodesError."""
-    stored = leases.take(record.node, record.text(), alone=alone)
+    stored = leases.take(record.node, record.text(), alone=alone, stops_api=stops_api)
     try:
         node = cluster.node(record.node)
         with contextlib.suppress(ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
@@ -106,6 +105,7 @@ class Repairs:
             scan=lambda: command.fleet.scan([machine], full=False)[machine.name],
             report=report,
             limits=tools.time_limits(command.settings),
+            now=command.now,
             cluster=command.cluster if record.node else None,
             facts=self._scans[machine.name].facts if machine.name in self._scans else None,
             stop=self._stop,
@@ -159,7 +159,7 @@ class Repairs:
                 verdict=verdict,
                 step=record.step,
                 repair=record.id,
-                seconds=time.time() - record.started,
+                seconds=self._command.now() - record.started,
                 evidence=folder,
             )
         )

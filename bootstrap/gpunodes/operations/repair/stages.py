@@ -6,7 +6,7 @@ Every stage is idempotent, so any command can resume from the record of another 
 
 from __future__ import annotations
 
-import time
+import functools
 from collections.abc import Callable, Mapping
 
 from gpunodes.engine import evidence, records
@@ -48,7 +48,9 @@ def _collect(tools: Tools, record: RepairRecord) -> RepairRecord:
 
 def _cordon(tools: Tools, record: RepairRecord) -> RepairRecord:
     if tools.cluster:
-        cordoned = tools.cluster.cordon(record.node, record.id, record.reason)
+        # The budget for it was decided under a lock: another command may use it as soon as this one's is lost.
+        check = functools.partial(tools.lock.check, record)
+        cordoned = tools.cluster.cordon(record.node, record.id, record.reason, check)
         tools.report("cordoned" if cordoned else "already cordoned by a user or another program; the cordon will stay")
         tools.note(record, EntryKind.STAGE, "cordon", "cordoned" if cordoned else "already cordoned")
         node = None if cordoned or record.named else tools.cluster.node(record.node)
@@ -89,8 +91,9 @@ def _drain(tools: Tools, record: RepairRecord) -> RepairRecord:
 def _uncordon(tools: Tools, record: RepairRecord) -> RepairRecord:
     good = record.outcome is not None and record.outcome.good
     if tools.cluster:
-        uncordoned = tools.cluster.uncordon(record.node, record.id)
-        tools.report("uncordoned" if uncordoned else "it stays cordoned, since a user or another program cordoned it")
+        uncordoned = tools.cluster.uncordon(record.node, record.id, tools.now())
+        stays = "it stays cordoned, since it is in maintenance, or a user or another program cordoned it"
+        tools.report("uncordoned" if uncordoned else stays)
         message = "is verified as healthy" if good else f"was not repaired: {record.why}"
         reason = "RepairEnded" if good else "RepairFailed"
         tools.cluster.event(record.node, reason, f"this machine {message}", warning=not good)
@@ -109,7 +112,7 @@ def _release(tools: Tools, record: RepairRecord) -> RepairRecord:
     # The history first: a repair in neither the lock nor the history would be forgotten.
     # A record in a Lease may come without one.
     outcome = record.outcome or RepairOutcome.NOT_REPAIRED
-    tools.note(record, EntryKind.END, "repair", outcome.value, record.why, time.time() - record.started)
+    tools.note(record, EntryKind.END, "repair", outcome.value, record.why, tools.now() - record.started)
     tools.lock.release(record)
     tools.report(outcome.value + (f": {record.why}" if record.why else ""))
     return record.to(Stage.END)

@@ -155,7 +155,8 @@ def _new_record(choice: Choice, name: str) -> RepairRecord:
     cause = "requested by the user" if request.limits.by_hand else verdict.action.value
     # An unreachable machine, or one without a ready kubelet, does not terminate pods gracefully either.
     hung = verdict.hung_in_driver or verdict.state is State.UNREACHABLE or (node is not None and not node.ready)
-    now = float(int(time.time()))
+    # The loop guard of every controller compares it with the same clock.
+    now = float(int(choice.command.now()))
     return RepairRecord(
         id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{name}-{secrets.token_hex(3)}",
         machine=name,

@@ -55,6 +55,8 @@ class Tools:
     """Scan the machine now."""
     report: Callable[[str], None]
     limits: TimeLimits
+    now: Callable[[], float]
+    """The time of the cluster's annotations and of records, seconds since 1970: that of the control plane."""
     cluster: Cluster | None = None
     """None with --without-cluster."""
     facts: Mapping[str, Any] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -113,7 +112,7 @@ def _add_forgotten(
             continue
         if node.cordoned_by_repair and not node.needs_repair:
             name = names_of.get(node.name, node.name)
-            found.setdefault(name, resume.of_cordon(node, name, command.fleet.cluster_name, time.time()))
+            found.setdefault(name, resume.of_cordon(node, name, command.fleet.cluster_name, command.now()))
 
 
 def _mismatched(found: Mapping[str, RepairRecord], matches: Mapping[str, Match]) -> dict[str, str]:

@@ -91,6 +91,8 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
             rollout = node.rollout
             began = record is None or record.applied
             why = _unhealthy(command, machine, record, name, wait=returned) if began else ""
+            # The check may have taken minutes.
+            command.leases.confirm(name)
             if why:
                 command.cluster.give_up(name, rollout, f"a roll-out was abandoned on it: {why}")
             command.cluster.end_rollout(name, rollout)
@@ -98,7 +100,7 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
             why = ""
         outcome = RolloutOutcome.FAILED if why else RolloutOutcome.SKIPPED
         shown = f"it needs repair: {why}; then `gpunodes uncordon {machine}`" if why else "its node was given back"
-        seconds = time.time() - record.started if record else 0.0
+        seconds = command.now() - record.started if record else 0.0
         history.note(
             machine,
             command.fleet.cluster_name,

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpunodes.engine.fleet import Fleet
+from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.model import Machine, Role
@@ -111,6 +112,15 @@ def check_finished(text: str) -> None:
         "one roll-out at a time",
         "`gpunodes rollout resume` continues it, `gpunodes rollout abandon` gives its nodes back and forgets it",
     )
+
+
+def check_free(fleet: Fleet, report: Report) -> None:
+    """Raise as ``roll_out`` if another roll-out runs or is unfinished, without taking the lock."""
+    with context.opened(fleet, "rollout status", report) as opened:
+        seen = opened.leases.observe_rollout()
+    if seen and seen.live:
+        raise Held("the roll-out of this cluster", seen.holder, seen.since)
+    check_finished(seen.record if seen else "")
 
 
 def _ordered(machines: Sequence[Machine]) -> list[Machine]:

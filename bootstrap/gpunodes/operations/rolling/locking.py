@@ -30,8 +30,9 @@ def claimed(
     with contextlib.ExitStack() as held:
         held.enter_context(records.claimed(machine.name, record.cluster))
         control_plane = machine.role is Role.CONTROL_PLANE
+        stops_api = control_plane and needs_every_control_plane(command.cluster)
         # The record in the Lease stays until the first stage is written: it may be that of an unfinished repair.
-        stored = leases.take(record.node, None, alone=control_plane)
+        stored = leases.take(record.node, None, alone=control_plane, stops_api=stops_api)
         ssh: group_lock.GroupLock | None = None
         try:
             record = _continued(command, record, stored)
@@ -47,7 +48,7 @@ def claimed(
             MachineLock(
                 leases,
                 ssh,
-                stops_api=control_plane and needs_every_control_plane(command.cluster),
+                stops_api=stops_api,
                 report=lambda text: command.report(machine.name, text),
             ),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from gpunodes.errors import sentence
@@ -86,7 +85,7 @@ class Running:
 
     def _result(self, future: Future[RolloutRecord]) -> MachineRollout:
         submitted = self._running.pop(future)
-        seconds = time.time() - submitted.started
+        seconds = self._command.now() - submitted.started
         try:
             record = future.result()
         except Exception as problem:

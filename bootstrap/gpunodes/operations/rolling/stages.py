@@ -6,6 +6,7 @@ resume from the record of another command.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -122,7 +123,9 @@ def _collect(tools: Tools, record: RolloutRecord) -> RolloutRecord:
 
 def _cordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
     cordons = record.disrupts is not Disruption.NOTHING
-    own = tools.command.cluster.begin_rollout(record.node, record.id, cordon=cordons)
+    # As for a repair, the budget is free for others as soon as the lock is lost.
+    check = functools.partial(tools.lock.check, record)
+    own = tools.command.cluster.begin_rollout(record.node, record.id, cordon=cordons, check=check)
     if own and cordons:
         tools.report("cordoned")
         tools.command.cluster.event(record.node, "RolloutStarted", f"gpunodes: {record.work}", warning=False)
@@ -245,7 +248,7 @@ def _uncordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
 
 
 def _hold(tools: Tools, record: RolloutRecord) -> None:
-    tools.note(record, record.work, "failed", record.why, time.time() - record.started)
+    tools.note(record, record.work, "failed", record.why, tools.command.now() - record.started)
     tools.report(f"failed: {record.why}")
     tools.command.cluster.event(record.node, "RolloutFailed", f"gpunodes: {record.work}: {record.why}", warning=True)
 
@@ -253,7 +256,7 @@ def _hold(tools: Tools, record: RolloutRecord) -> None:
 def _release(tools: Tools, record: RolloutRecord) -> RolloutRecord:
     # A record in a Lease may come without an outcome.
     outcome = record.outcome or RolloutOutcome.SKIPPED
-    tools.note(record, record.work, outcome.value, record.why, time.time() - record.started)
+    tools.note(record, record.work, outcome.value, record.why, tools.command.now() - record.started)
     tools.lock.release(record)
     tools.report(outcome.value + (f": {record.why}" if record.why else ""))
     return record.to(Stage.END, outcome=outcome)

@@ -68,9 +68,9 @@ class Objects(Api):
             if kind == "PersistentVolume" and (each.get("status") or {}).get("phase") in _RELEASED
         ]
         for name in names:
-            self._call("DELETE", f"{_VOLUMES}/{name}")
+            self._call("DELETE", path_of("PersistentVolume", "", name))
         deadline = time.monotonic() + _GONE_S
-        while left := [name for name in names if self._find(f"{_VOLUMES}/{name}") is not None]:
+        while left := [name for name in names if self._find(path_of("PersistentVolume", "", name)) is not None]:
             if time.monotonic() > deadline:
                 raise GpunodesError(
                     f"the PersistentVolume {left[0]} is being deleted, and is still there after {_GONE_S:.0f} s",
@@ -89,5 +89,5 @@ def connected(inventory: Inventory) -> contextlib.AbstractContextManager[Objects
 def path_of(kind: str, namespace: str, name: str) -> str:
     """The path of a volume or a claim in the API."""
     if kind == "PersistentVolume":
-        return f"{_VOLUMES}/{name}"
-    return f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}"
+        return f"{_VOLUMES}/{quote(name, safe='')}"
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/persistentvolumeclaims/{quote(name, safe='')}"

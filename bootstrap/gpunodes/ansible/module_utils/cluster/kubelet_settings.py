@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .. import kube_api, kubeconfig
+from .. import kube_api, kubeconfig, nesting
 from ..kube_api import ApiError, Client, Limits
 from ..kubeadm.expected import Workshop
 from ..problem import MachineProblem
@@ -123,7 +123,10 @@ def chosen(configuration: Any, fields: Collection[str], what: str) -> dict[str, 
     """These fields of a KubeletConfiguration, each as JSON; raises MachineProblem, with ``what`` it is."""
     if not isinstance(configuration, dict):
         raise MachineProblem(f"{what} has no configuration", "the configuration of a kubelet")
-    found = {name: json.dumps(configuration[name], sort_keys=True) for name in fields if name in configuration}
+    given = {name: configuration[name] for name in fields if name in configuration}
+    if nesting.is_deep(given):
+        raise MachineProblem(f"{what} is nested too deeply", f"at most {nesting.LEVELS} levels")
+    found = {name: json.dumps(value, sort_keys=True) for name, value in given.items()}
     if sum(map(len, found.values())) > _MOST:
         raise MachineProblem(f"{what} is too long", f"at most {_MOST} characters of the fields that are compared")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from .. import kube_api
 from ..kube_api import ApiError, Client
@@ -227,7 +228,8 @@ def _labelled(client: Client, name: str) -> list[tuple[str, dict[str, Any]]]:
             if each["metadata"].get("ownerReferences") or each["metadata"].get("deletionTimestamp"):
                 continue
             space = f"namespaces/{each['metadata']['namespace']}/" if resource["namespaced"] else ""
-            path = f"{base}/{space}{resource['name']}/{each['metadata']['name']}"
+            # A role or a binding may have a name with "?", which would begin a query: the client refuses it quoted.
+            path = f"{base}/{space}{resource['name']}/{quote(each['metadata']['name'], safe=':')}"
             found.append((path, {**each, "kind": resource["kind"]}))
     return sorted(found, key=lambda each: _order(each[1]))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from .. import openpgp
 from ..problem import MachineProblem
-from ..proxies import Proxies, opener
+from ..proxies import Proxies, opener, within
 from .spec import Repository
 
 _LIMIT_S = 30
+_WHOLE_S = 60
 
 
 def checked_key(text: str, repository: Repository) -> str:
@@ -48,9 +49,14 @@ def fetch(url: str, proxies: Proxies | None = None) -> str:
     """The text at ``url`` (http or https); raises MachineProblem if it cannot be fetched."""
     if not url.startswith(("http://", "https://")):
         raise MachineProblem(f"{url} is not an http or https address", "the address of a key", "correct the setting")
-    try:
+
+    def read() -> bytes:
         with opener(proxies).open(url, timeout=_LIMIT_S) as response:
-            data: bytes = response.read(1 << 20)
+            content: bytes = response.read(1 << 20)
+            return content
+
+    try:
+        data = within(_WHOLE_S, read)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise MachineProblem(f"{url} cannot be fetched: {reason}", "", "check the network and the setting") from error

@@ -12,6 +12,7 @@ from typing import Any
 from .. import disk, firewall, process, tree
 from ..ledger import Ledger
 from ..process import CommandResult, run_while_connected
+from . import given
 from .errors import failure, kubelet_error
 
 PRIVATE = "/run/gpunodes"
@@ -32,14 +33,19 @@ _KUBELET_SYSCTLS = (
 )
 
 
-def begin(machine_ledger: Ledger, stage: str) -> None:
-    """Record in the ledger the state that kubeadm and the kubelet will change."""
+def begin(machine_ledger: Ledger, stage: str, *, taken_over: bool = False) -> None:
+    """Record in the ledger the state that kubeadm and the kubelet will change.
+
+    ``taken_over``: others ran kubeadm here before.
+    """
     for name in _KUBELET_SYSCTLS:
         value = disk.read(f"/proc/sys/{name.replace('.', '/')}")
         if value is not None:
             machine_ledger.note_sysctl(name, value.strip())
     if machine_ledger.firewall_tables is None:
         machine_ledger.firewall_tables = firewall.tables()
+    if not machine_ledger.kubeadm:
+        machine_ledger.given = given.files(machine_ledger, taken_over=taken_over)
     machine_ledger.kubeadm = stage
     machine_ledger.save()
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import disk, kube_api, kubeconfig, ledger
+from .. import disk, etcd_data, kube_api, kubeconfig, ledger
 from ..cluster import schedulable as taint
 from ..cluster.tokens import new_token
 from ..host import services
@@ -69,7 +69,7 @@ def init(
             "a machine outside any cluster",
             "run gpunodes reset on it",
         )
-    leftovers = _leftovers(machine_ledger)
+    leftovers = _leftovers(machine_ledger, report)
     configuration = {"documents": documents, "patches": patches}
     report.add(
         "kubeadm init",
@@ -92,13 +92,15 @@ def init(
     return report
 
 
-def _leftovers(machine_ledger: Ledger) -> list[str]:
-    """What earlier attempts left, which is removed first. Raises MachineProblem for files of others.
+def _leftovers(machine_ledger: Ledger, report: Report) -> list[str]:
+    """What earlier attempts left, which is removed first, and reported. Raises MachineProblem for files of others.
 
     But kubeadm uses a CA that its user put there.
     """
     found = reset.leftovers(control_plane=True)
     if machine_ledger.kubeadm:
+        if found and not report.actions:
+            report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
         return found
     foreign = [path for path in found if path != kubeconfig.CA]
     if foreign:
@@ -113,7 +115,13 @@ def _write(files: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _started_again(machine_ledger: Ledger, check: bool) -> Report:
-    """Put manifests back that an interrupted restart left away: without them the control plane never works again."""
+    """Put manifests back that an interrupted restart left away: without them the control plane never works again.
+
+    Raises MachineProblem if others have files where etcd is to have its data.
+    """
+    if etcd_data.is_in_the_way(machine_ledger):
+        # kubeadm would fail at it, and the next attempt would take it for that of the first. Preflight says so, too.
+        raise MachineProblem(f"{etcd_data.FOLDER} has files, and they are of no cluster of kubeadm", "an empty folder")
     report = Report()
     for name in static_pods.heal(machine_ledger, check):
         difference = Difference(f"static pod {name}", {"manifest": "away"}, {"manifest": "present"})

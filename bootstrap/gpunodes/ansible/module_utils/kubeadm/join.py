@@ -62,7 +62,7 @@ def join(
         raise MachineProblem(
             "no token to join with", "a fresh token", "run the complete playbook, without --tags or --start-at-task"
         )
-    command.begin(machine_ledger, "join started")
+    command.begin(machine_ledger, "join started", taken_over=bool(leftovers))
     if leftovers:
         reset.reset()
     command.run("join", [document], limit_s)

@@ -79,7 +79,7 @@ def join(
             "run the complete playbook, without --tags or --start-at-task",
         )
     certificates.check_files(shared.files, shared.required)
-    command.begin(machine_ledger, "join started")
+    command.begin(machine_ledger, "join started", taken_over=bool(leftovers))
     if leftovers:
         reset.reset()
     certificates.place(shared.files, shared.required)

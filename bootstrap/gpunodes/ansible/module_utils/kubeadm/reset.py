@@ -7,19 +7,20 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from .. import data_directory, disk, facts, firewall, kubeconfig, ledger, tree
+from .. import data_directory, disk, etcd_data, facts, firewall, kubeconfig, ledger, tree
 from ..containers import runtime_socket
 from ..host import services
 from ..problem import MachineProblem
 from ..process import run
 from ..report import Difference, Report
+from . import given
 
-ETCD = facts.ETCD
+ETCD = etcd_data.MEMBER
 MANIFEST = "/etc/kubernetes/manifests/kube-apiserver.yaml"
 KUBELET = "/var/lib/kubelet"
 _CNI_STATE = "/var/lib/cni"
 # The files that tell that etcd's data is kubeadm's are in the last one.
-_STATE = (_CNI_STATE, "/run/flannel", KUBELET, facts.ETCD_FOLDER, "/etc/kubernetes")
+_STATE = (_CNI_STATE, "/run/flannel", KUBELET, etcd_data.FOLDER, given.FOLDER)
 _CNI_NETWORK = "cbr0"
 """Name of the network in Flannel's configuration (kube-flannel.yml)."""
 _CNI = "/etc/cni/net.d"
@@ -36,15 +37,15 @@ def report(remaining: Sequence[str]) -> Report:
     return made
 
 
-def reset() -> None:
+def reset(ca_hash: str = "") -> None:
     """Undo kubeadm's changes, including leftovers of the network add-on.
 
     Raises MachineProblem, before anything is removed, if something stays mounted in the folders to remove. Does not
     call ``kubeadm reset``, which deletes across mounts in these folders (kubeadm 1.36, app/cmd/phases/reset:
     os.RemoveAll in CleanDir), and empties etcd's folder before it checks for mounts. Otherwise does the same: stops the
-    kubelet, removes the pods, and empties the same folders.
+    kubelet, removes the pods, and empties the same folders, without the files that were there before kubeadm.
+    ``ca_hash`` is that of the cluster that the machine leaves ("sha256:..."): that cluster's CA does not stay.
     """
-    _take_over()
     run(["systemctl", "stop", "kubelet"])
     if services.states(["kubelet"]).get("kubelet", {}).get("active"):
         raise MachineProblem("the kubelet does not stop", "a stopped kubelet", "see `journalctl -u kubelet`")
@@ -52,9 +53,10 @@ def reset() -> None:
     _stop_containers()
     _unmount()
     _check_unmounted()
+    kept = _take_over(ca_hash)
     created = _created()
     for path in _state():
-        tree.remove(path, created=path in created)
+        tree.remove(path, created=path in created, kept=kept if path == given.FOLDER else ())
     for path in _cni_files():
         disk.remove(path)
     for name in _LINKS:
@@ -70,25 +72,38 @@ def remains(ca_hash: str = "") -> list[str]:
     have been joined by others. Raises MachineProblem if neither gpunodes joined it nor it has this CA, or if the
     folders contain other mounts.
     """
-    if not ledger.load().kubeadm:
+    machine_ledger = ledger.load()
+    if not machine_ledger.kubeadm:
         found = leftovers()
-        if not found:
+        # A CA alone makes no member: its user put it there, and the reset of a control plane has left it.
+        if not found or (found == [kubeconfig.CA] and not _has_ca(ca_hash)):
             return []
         check_own(found, ca_hash)
     _check_unmounted(stopped=False)
-    found = [path for path in _state() if tree.has_content(path)] + _cni_files()
-    links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
+    found = [path for path in _state() if path != given.FOLDER and tree.has_content(path)]
     # The packages of Kubernetes contain this folder, with nothing but an empty folder manifests.
-    found = [path for path in found if path != "/etc/kubernetes" or os.listdir(path) != ["manifests"]]
-    return found + links + _mounts()
+    found += [given.FOLDER] if given.others(_kept(machine_ledger, ca_hash)) else []
+    links = [f"link {name}" for name in _LINKS if os.path.exists(f"/sys/class/net/{name}")]
+    return found + _cni_files() + links + _mounts()
 
 
-def _take_over() -> None:
-    """Note that this reset was allowed: an interrupted one has removed the CA that allowed it."""
+def _kept(machine_ledger: ledger.Ledger, ca_hash: str) -> list[str]:
+    """The files below /etc/kubernetes that stay."""
+    found = machine_ledger.given if machine_ledger.kubeadm else given.files(machine_ledger, taken_over=True)
+    return given.without_pki(found) if _has_ca(ca_hash) else found
+
+
+def _has_ca(ca_hash: str) -> bool:
+    return bool(ca_hash) and bool(facts.kubernetes()["ca_hash"] == ca_hash)
+
+
+def _take_over(ca_hash: str) -> list[str]:
+    """The files that stay; noted, as is that this is allowed: an interrupted reset has removed the CA that says so."""
     found = ledger.load()
-    if not found.kubeadm:
-        found.kubeadm = "join done"
-        found.save()
+    found.given = _kept(found, ca_hash)
+    found.kubeadm = found.kubeadm or "join done"
+    found.save()
+    return found.given
 
 
 def check_own(found: Sequence[str], ca_hash: str) -> None:
@@ -96,19 +111,23 @@ def check_own(found: Sequence[str], ca_hash: str) -> None:
 
     Only on a machine that gpunodes did not join.
     """
-    if not ca_hash or facts.kubernetes()["ca_hash"] != ca_hash:
+    if not _has_ca(ca_hash):
         raise MachineProblem(
             f"{found[0]} exists, but gpunodes did not create it",
             "a machine that gpunodes joined" + (", or one of this cluster" if ca_hash else ""),
-            "run `kubeadm reset` on the machine if that cluster is not needed",
+            "run `kubeadm reset` on the machine if that cluster is not needed; move a CA away that is alone there",
         )
 
 
 def leftovers(control_plane: bool = False) -> list[str]:
-    """Existing files that would fail kubeadm's own preflight, for a worker or a ``control_plane``."""
+    """Existing files that would fail kubeadm's own preflight, for a worker or a ``control_plane``.
+
+    Not those that were there before gpunodes called kubeadm: it began with them.
+    """
+    machine_ledger = ledger.load()
     paths = (kubeconfig.KUBELET, facts.BOOTSTRAP, kubeconfig.CA, kubeconfig.ADMIN, MANIFEST)
-    etcd = [ETCD] if control_plane or facts.has_etcd(ledger.load()) else []
-    return [path for path in (*paths, *etcd) if os.path.exists(path)]
+    etcd = [ETCD] if control_plane or etcd_data.is_kubeadms(machine_ledger) else []
+    return [path for path in (*paths, *etcd) if os.path.exists(path) and path not in machine_ledger.given]
 
 
 def _check_unmounted(stopped: bool = True) -> None:
@@ -134,8 +153,8 @@ def _created() -> set[str]:
 
 def _folders() -> list[str]:
     """Where kubeadm and the kubelet have their state; not etcd's folder with the data of a user's own etcd."""
-    etcd = facts.has_etcd(ledger.load())
-    return [path for path in _STATE if etcd or path != facts.ETCD_FOLDER]
+    etcd = etcd_data.is_kubeadms(ledger.load())
+    return [path for path in _STATE if etcd or path != etcd_data.FOLDER]
 
 
 def _state() -> list[str]:

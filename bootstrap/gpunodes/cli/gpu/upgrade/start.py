@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gpunodes.cli import common, complete, options, rollout_options, terminal
 from gpunodes.errors import WrongInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpunodes.inventory import Inventory
+    from gpunodes.model import Machine
+    from gpunodes.planner.gpu_upgrade import Upgrades
 
 
 @click.command()
@@ -45,20 +53,51 @@ def command(
     Exit code 3 when it did not end well on all machines: `gpunodes rollout resume` continues.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.operations import checked, gpu_upgrade_plan, switched_off
+    from gpunodes.operations import checked
     from gpunodes.operations.rolling import commands, upgrades
     from gpunodes.rollout.record import RolloutOutcome
     from gpunodes.rollout.result import MachineRollout, RolloutResult
-    from gpunodes.views import gpu_upgrade as view_of
-    from gpunodes.views import text
 
     terminal.check_confirmable("gpu upgrade", yes=rollout_flags.yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
     fleet = InventoryFleet(inventory)
     chosen = rollout_options.select(inventory, machines, rollout_flags)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
-    rollout_options.wake(fleet, chosen, rollout_flags, report)
+    # Before a machine is switched on: it refuses a driver that cannot be requested.
     work = upgrades.DriverUpgrade(inventory, driver, reboot=reboot == "if-needed")
+    rollout_options.wake(fleet, chosen, rollout_flags, report, lambda: _check(inventory, chosen, driver))
+    plan, on, off = _plan(inventory, chosen, driver)
+    names = {each.name for each in plan.machines if each.upgrade and each.upgrade.needed}
+    if not names:
+        results = [MachineRollout(each.name, RolloutOutcome.UNCHANGED, "it has this driver") for each in on]
+        results += [MachineRollout(name, RolloutOutcome.SKIPPED, why) for name, why in off.items()]
+        return rollout_options.show(RolloutResult("", work.name, results), as_json=as_json)
+    # Those that are off are results of the roll-out: it skips them.
+    chosen = [machine for machine in chosen if machine.name in names or machine.name in off]
+    terminal.confirm(f"{len(names)} nodes get another driver", yes=rollout_flags.yes)
+    done = commands.roll_out(fleet, chosen, work, wanted, report, "gpu upgrade")
+    return rollout_options.show(done, as_json=as_json)
+
+
+def _check(inventory: Inventory, chosen: Sequence[Machine], driver: str) -> None:
+    """Raise as ``_plan`` before a machine is switched on; without any that is on there is nothing to plan."""
+    from gpunodes.operations import switched_off
+
+    if switched_off.split(inventory, chosen)[0]:
+        _plan(inventory, chosen, driver)
+
+
+def _plan(
+    inventory: Inventory, chosen: Sequence[Machine], driver: str
+) -> tuple[Upgrades, list[Machine], dict[str, str]]:
+    """The plan of the machines that are on, these, and why each other one is left out.
+
+    Raises WrongInput, after it was shown, if something is in the way.
+    """
+    from gpunodes.operations import gpu_upgrade_plan, switched_off
+    from gpunodes.views import gpu_upgrade as view_of
+    from gpunodes.views import text
+
     view = text.progress()
     try:
         on, off = switched_off.split(inventory, chosen, is_rolled_out=True)
@@ -72,13 +111,4 @@ def command(
             "machines that can get this driver",
             "see the plan above; leave the others out",
         )
-    names = {each.name for each in plan.machines if each.upgrade and each.upgrade.needed}
-    if not names:
-        results = [MachineRollout(each.name, RolloutOutcome.UNCHANGED, "it has this driver") for each in on]
-        results += [MachineRollout(name, RolloutOutcome.SKIPPED, why) for name, why in off.items()]
-        return rollout_options.show(RolloutResult("", work.name, results), as_json=as_json)
-    # Those that are off are results of the roll-out: it skips them.
-    chosen = [machine for machine in chosen if machine.name in names or machine.name in off]
-    terminal.confirm(f"{len(names)} nodes get another driver", yes=rollout_flags.yes)
-    done = commands.roll_out(fleet, chosen, work, wanted, report, "gpu upgrade")
-    return rollout_options.show(done, as_json=as_json)
+    return plan, on, off
