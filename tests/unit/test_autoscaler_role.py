@@ -161,6 +161,7 @@ def test_the_autoscaler_gets_the_times_of_the_settings() -> None:
         "--scale-down-unneeded-time=60s",
         "--scale-down-delay-after-add=60s",
         "--scale-down-unready-time=900s",
+        "--unremovable-node-recheck-timeout=60s",
         "--max-graceful-termination-sec=120",
         "--skip-nodes-with-system-pods=false",
     }
