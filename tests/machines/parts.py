@@ -72,7 +72,7 @@ PARTS: Mapping[str, Part] = {
     "control-plane-settings": Part(38, ("test_control_plane_settings.py",)),
     "endpoint": Part(37, ("test_endpoint.py",)),
     "scaling": Part(37, ("test_scaling.py",)),
-    "scaling-failed-boot": Part(38, ("test_scaling_failed_boot.py",)),
+    "scaling-failed-boot": Part(36, ("test_scaling_failed_boot.py",)),
     "storage": Part(39, ("test_storage.py",)),
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(38, ("test_scaling_reboot.py",)),
@@ -91,10 +91,10 @@ SLOW: Mapping[str, Part] = {
     "monitoring": Part(45, ("test_monitoring.py",)),
     "dra": Part(60, ("test_dra.py",)),
     "torch": Part(90, ("test_torch.py",)),
-    "scaling-power": Part(34, ("test_scaling_power.py",)),
+    "scaling-power": Part(44, ("test_scaling_power.py",)),
 }
-"""Parts that never have their turn: they take longer than one, or need KVM or more than two processors; scaling-power
-fits, and has no turn yet. The nightly workflow runs them."""
+"""Parts that never have their turn: they take longer than one, or need KVM or more than two processors. The nightly
+workflow runs them."""
 
 
 def in_turn(number: int) -> str:

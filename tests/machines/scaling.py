@@ -27,8 +27,8 @@ WAIT_S = 1500.0
 POOLS = {"preferred": {"max": 1, "priority": 50}, "other": {"max": 1, "priority": 10}}
 """The first machine is in the first pool, the second in the second."""
 IMAGES = ("--images", "autoscaler")
-LAB = LabSpec("debian13", workers=2, up_options=IMAGES, cluster=())
-"""A cluster of plain workers."""
+LAB = LabSpec("debian13", workers=2, up_options=IMAGES)
+"""Plain workers."""
 _ANY_POOL = {
     "nodeAffinity": {
         "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -167,7 +167,7 @@ def write_pools(operator: Operator, image: str, machines: Sequence[str], **setti
     variables.write_text(yaml.safe_dump(values))
 
 
-def prepare(operator: Operator, image: str, **settings: Any) -> None:
-    """Put the workers, which have joined before, into their pools; the autoscaler is not installed yet."""
-    write_pools(operator, image, WORKERS, **settings)
-    operator.gpunodes("join", *WORKERS)
+def prepare(operator: Operator, **settings: Any) -> None:
+    """A cluster whose workers are in pools that scale; the autoscaler is not installed yet."""
+    write_pools(operator, archive(), WORKERS, **settings)
+    operator.gpunodes("up")

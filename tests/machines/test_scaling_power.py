@@ -1,36 +1,41 @@
 """Pools that scale by power: a power server that is killed, a BMC that refuses, a machine without one, the removal.
 
-The autoscaler and the power server run as pods on the control plane, and reach the BMC of worker-1 by the lab's
-network. worker-2 counts as a machine without a BMC: the lab's listener starts it by Wake-on-LAN, and it shuts itself
-down. Not run yet.
+The workers joined before their pools scaled. The autoscaler and the power server run as pods on the control plane, and
+reach the BMC of worker-1 by the lab's network. worker-2 counts as a machine without a BMC: the lab's listener starts it
+by Wake-on-LAN, and it shuts itself down. Not run yet.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from urllib.parse import urlsplit
 
 import yaml
 from gpunodes.inventory import Inventory
 
+from tests import node_certificates
+
 from . import scaling, unhealthy
 from .conftest import Operator
 from .scaling import (
+    WORKERS,
     archive,
     are_off,
     bmc_without_users,
     gone,
+    is_ready,
     job,
     phases,
     power_of,
-    prepare,
     reason,
     runs_on,
     unreachable_bmc,
     until,
     warnings,
+    write_pools,
 )
 
-LAB = scaling.LAB
+LAB = dataclasses.replace(scaling.LAB, cluster=())
 
 
 def without_bmc(operator: Operator, machine: str) -> None:
@@ -45,7 +50,8 @@ def without_bmc(operator: Operator, machine: str) -> None:
 
 def test_a_killed_power_server_goes_on(operator: Operator) -> None:
     without_bmc(operator, "worker-2")
-    prepare(operator, archive())
+    write_pools(operator, archive(), WORKERS)
+    operator.gpunodes("join", *WORKERS)
     operator.gpunodes("autoscale", "up", "--yes")
     until("a machine is stopped", lambda: "stopping" in phases(operator).values())
     operator.ssh("control-1", "kill -9 $(pgrep -f 'python3* -m gpunodes.autoscale' | head -1)")
@@ -83,6 +89,18 @@ def test_the_autoscaler_is_removed(operator: Operator) -> None:
     assert "gpunodes-autoscaler" not in left
     done = operator.gpunodes("power", "worker-2", "on", "--wait", "--yes")
     assert "worker-2: its node is ready" in done.stdout
+
+
+def test_a_machine_whose_certificate_has_ended_is_joined_again(operator: Operator) -> None:
+    """As if it had been off for more than a year."""
+    ended = node_certificates.pem("worker-2", days=-1)
+    pem = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+    operator.ssh("worker-2", f"systemctl stop kubelet && rm {pem} && cat >{pem} <<'END'\n{ended}END")
+    # A node that is ready has another certificate.
+    until("its node is not ready", lambda: not is_ready(operator, "worker-2"))
+    operator.gpunodes("join", "worker-2")
+    assert is_ready(operator, "worker-2")
+    operator.ssh("worker-2", f"test -L {pem}")  # the kubelet's own: the test's is a file
 
 
 def test_no_password_leaks(operator: Operator) -> None:

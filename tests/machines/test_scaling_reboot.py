@@ -7,7 +7,7 @@ import time
 
 from . import scaling, unhealthy
 from .conftest import Operator
-from .scaling import IDLE_S, WORKERS, archive, are_off, gone, job, nodes, phases, power_of, prepare, runs_on, until
+from .scaling import IDLE_S, WORKERS, are_off, gone, job, nodes, phases, power_of, prepare, runs_on, until
 
 LAB = scaling.LAB
 # It may run on the control plane, and prefers the first worker: the budget alone keeps it there.
@@ -52,7 +52,7 @@ def web_on(operator: Operator) -> list[str]:
 
 def test_from_zero_after_the_control_plane_was_rebooted(operator: Operator) -> None:
     """The power server reads its orders from the cluster; what it knows of the pools is there, too."""
-    prepare(operator, archive())
+    prepare(operator)
     operator.gpunodes("autoscale", "up", "--yes")
     until("both are idle and switched off", lambda: are_off(operator))
     assert operator.lab("power", "control-1", "cycle").returncode == 0
@@ -79,7 +79,7 @@ def test_the_last_pod_of_a_node_stays_while_its_budget_allows_no_eviction(operat
     until("the pod of the budget runs", lambda: web_on(operator) == ["worker-1"])
     operator.kubectl("delete", "pod", "after", "--wait=true")
     # The autoscaler would drain it after IDLE_S, and needs some scans for it.
-    for _ in range(4):
+    for _ in range(3):
         time.sleep(IDLE_S)
         assert web_on(operator) == ["worker-1"]
         assert (power_of(operator, "worker-1"), phases(operator)["worker-1"]) == ("on", "on")
