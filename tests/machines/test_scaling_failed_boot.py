@@ -43,7 +43,7 @@ def test_why_is_told(operator: Operator) -> None:
     assert "its system responds, its kubelet does not run" in found["worker-1"]["reason"]
     assert found["worker-1"]["unusable"]
     assert not found["worker-2"]["unusable"]
-    assert warnings(operator, "worker-1", "SwitchedOff", "its kubelet does not run")
+    until("it is told", lambda: warnings(operator, "worker-1", "SwitchedOff", "its kubelet does not run"))
     # It is not tried again for the same pod, and health does not take it for a machine to repair.
     verdict = operator.document("health", "worker-1", "--reboot-hung", "--yes", code=None)["machines"][0]
     assert verdict["decision"] == "nothing"
