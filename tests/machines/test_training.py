@@ -208,8 +208,9 @@ def test_one_command_takes_it_away_and_the_checkpoint_stays(operator: Operator) 
     until("all steps are done", lambda: complete(operator, "train") and complete(operator, "load-data"))
     assert "the images are there already" in operator.kubectl("logs", "job/load-data")
     printed = operator.kubectl("logs", "-l", "batch.kubernetes.io/job-completion-index=0", "--tail=-1")
-    [continued] = re.findall(r"^continuing after step (\d+)$", printed, re.M)
-    assert int(continued) == step
+    # As often as rank 0 started: a rank that starts again before both have met has done no step.
+    continued = re.findall(r"^continuing after step (\d+)$", printed, re.M)
+    assert set(map(int, continued)) == {step}
     assert f"step {step + 200} loss" in printed
     take_away(operator)
 
