@@ -35,6 +35,11 @@ def written(operator: Operator) -> int:
     return int(operator.ssh("control-1", f"cat {FOLDER}/writes 2>/dev/null | wc -l"))
 
 
+def last_line(operator: Operator) -> int:
+    """The last number that the writer has written, as the pod on the other node reads it; 0 if that fails."""
+    return int(operator.kubectl("exec", "read", "--", "tail", "-n", "1", "/data/writes", code=None).strip() or 0)
+
+
 def test_without_shares_there_is_nothing_to_do(operator: Operator) -> None:
     assert "gpunodes_storage has no share" in operator.gpunodes("storage", "up", code=2).stderr
 
@@ -84,8 +89,8 @@ def test_a_writer_goes_on_after_a_reboot_of_the_server(operator: Operator) -> No
     until("the writer goes on", lambda: written(operator) > before + 3)
     until("the API responds", lambda: "pod/write" in operator.kubectl("get", "pods", "-o", "name", code=None))
     assert "Running" in operator.kubectl("get", "pod", "write", "-o", "jsonpath={.status.phase}")
-    last = operator.kubectl("exec", "read", "--", "tail", "-n", "1", "/data/writes").strip()
-    assert int(last) > before
+    # An API server that has just started may not reach the kubelets yet.
+    until("the other node reads it", lambda: last_line(operator) > before)
 
 
 def test_a_frozen_server_is_no_hung_driver(operator: Operator) -> None:
