@@ -11,7 +11,11 @@ IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 WAIT_S = 300.0
 """Seconds for what controllers and add-ons do on emulated machines."""
 SERVES = "mkdir /tmp/www && echo served >/tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
-READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
+# A slow API server logs the names of their events, POD.TIME. With six letters before the point that looks like a token.
+SERVER = "page"
+"""The name of a pod that runs ``SERVES``."""
+# Within a second an emulated machine under load does not always answer.
+READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5, "timeoutSeconds": 5}}
 """Of a container that runs ``SERVES``."""
 
 

@@ -44,8 +44,12 @@ class Part:
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
 # together. CI ends after 90 minutes: a part has 40 of them, the other tests 30, and a slow machine the rest.
 PARTS: Mapping[str, Part] = {
-    "addons": Part(38, ("test_addons.py",)),
-    "training": Part(39, ("test_training.py",)),
+    "addons": Part(31, ("test_addons.py",)),
+    "network-policy": Part(32, ("test_network_policy.py",)),
+    "load-balancer": Part(26, ("test_load_balancer.py",)),
+    "training": Part(38, ("test_training.py",)),
+    "training-curve": Part(39, ("test_training_curve.py",)),
+    "serving": Part(36, ("test_serving.py",)),
     "docker": Part(26, ("test_docker.py",)),
     "gpu-alone": Part(36, ("test_gpu_alone.py",)),
     "life": Part(34, ("test_life.py",)),
@@ -73,10 +77,13 @@ PARTS: Mapping[str, Part] = {
     "endpoint": Part(37, ("test_endpoint.py",)),
     "scaling": Part(37, ("test_scaling.py",)),
     "scaling-failed-boot": Part(36, ("test_scaling_failed_boot.py",)),
-    "storage": Part(39, ("test_storage.py",)),
+    "storage": Part(37, ("test_storage.py",)),
+    "storage-users": Part(35, ("test_storage_users.py",)),
+    "storage-worker": Part(28, ("test_storage_worker.py",)),
     "systems": Part(38, ("test_systems.py",)),
     "scaling-reboot": Part(38, ("test_scaling_reboot.py",)),
-    "walkthroughs": Part(38, ("test_walkthroughs.py",)),
+    "walkthrough-guide": Part(35, ("test_walkthrough_guide.py",)),
+    "walkthroughs": Part(39, ("test_walkthroughs.py",)),
 }
 WITHOUT_HISTORY = "up"
 """The part of a checkout without git."""

@@ -10,10 +10,9 @@ import re
 
 import yaml
 
-from . import test_training as training
-from . import unhealthy
+from . import training, unhealthy
 from .conftest import LabSpec, Operator
-from .test_training import OVERLAY, PATCHES, SHARE, losses, ranks, until
+from .training import OVERLAY, PATCHES, SHARE, losses, ranks, until
 
 IMAGES = ("--images", "training", "--images", "torch")
 LAB = LabSpec("debian13", workers=2, up_options=IMAGES, cluster=(), settings=unhealthy.TEST_SETTINGS)
