@@ -44,18 +44,8 @@ class Part:
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
 # together. CI ends after 90 minutes: a part has 40 of them, the other tests 30, and a slow machine the rest.
 PARTS: Mapping[str, Part] = {
-    "addons": Part(31, ("test_addons.py",)),
-    "network-policy": Part(32, ("test_network_policy.py",)),
-    "load-balancer": Part(26, ("test_load_balancer.py",)),
-    "training": Part(38, ("test_training.py",)),
-    "training-curve": Part(39, ("test_training_curve.py",)),
-    "serving": Part(36, ("test_serving.py",)),
-    "docker": Part(26, ("test_docker.py",)),
-    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
-    "life": Part(34, ("test_life.py",)),
-    "up": Part(16, ("test_up.py",)),
     "commands": Part(29, ("test_repair_commands.py",)),
-    "networks": Part(32, ("test_networks.py", "test_own_network.py")),
+    "networks": Part(32, ("test_networks.py",)),
     "pool": Part(30, ("test_pool.py",)),
     "gpu-pods": Part(36, ("test_gpu_pods.py",)),
     "repair": Part(37, ("test_repair.py",)),
@@ -72,8 +62,9 @@ PARTS: Mapping[str, Part] = {
     "backup": Part(39, ("test_backup.py",)),
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "upgrade": Part(38, ("test_upgrade.py",)),
+    "own-network": Part(25, ("test_own_network.py",)),
     "control-planes": Part(32, ("test_control_planes.py",)),
-    "control-plane-settings": Part(38, ("test_control_plane_settings.py",)),
+    "control-plane-settings": Part(34, ("test_control_plane_settings.py",)),
     "endpoint": Part(37, ("test_endpoint.py",)),
     "scaling": Part(37, ("test_scaling.py",)),
     "scaling-failed-boot": Part(36, ("test_scaling_failed_boot.py",)),
@@ -84,6 +75,16 @@ PARTS: Mapping[str, Part] = {
     "scaling-reboot": Part(38, ("test_scaling_reboot.py",)),
     "walkthrough-guide": Part(35, ("test_walkthrough_guide.py",)),
     "walkthroughs": Part(39, ("test_walkthroughs.py",)),
+    "addons": Part(31, ("test_addons.py",)),
+    "network-policy": Part(32, ("test_network_policy.py",)),
+    "load-balancer": Part(26, ("test_load_balancer.py",)),
+    "training": Part(38, ("test_training.py",)),
+    "training-curve": Part(39, ("test_training_curve.py",)),
+    "serving": Part(36, ("test_serving.py",)),
+    "docker": Part(26, ("test_docker.py",)),
+    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
+    "life": Part(34, ("test_life.py",)),
+    "up": Part(16, ("test_up.py",)),
 }
 WITHOUT_HISTORY = "up"
 """The part of a checkout without git."""

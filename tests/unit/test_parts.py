@@ -89,10 +89,7 @@ def test_a_part_can_be_named() -> None:
     done = run("docker")
     assert done.stdout.split() == ["tests/machines/test_docker.py"]
     assert "part 'docker'" in done.stderr
-    assert run("networks").stdout.split() == [
-        "tests/machines/test_networks.py",
-        "tests/machines/test_own_network.py",
-    ]
+    assert run("images").stdout.split() == ["tests/machines/test_prepare.py", "tests/machines/test_seed.py"]
     assert run("roles").stdout.split() == ["molecule/docker", "molecule/cuda", "molecule/gpu_pods"]
     assert run("none").stdout == ""
     wrong = run("dokcer")

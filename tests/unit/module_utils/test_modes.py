@@ -959,8 +959,10 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
 
 
 def read_for_upgrade(machine: Machine) -> dict[str, Any]:
-    def read(sources: upgrade_facts.Sources, cluster: bool, patches: dict[str, Any]) -> dict[str, Any]:
-        return {"url": sources.url, "cluster": cluster, "patches": patches}
+    def read(
+        sources: upgrade_facts.Sources, cluster: bool, patches: dict[str, Any], timeouts: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {"url": sources.url, "cluster": cluster, "patches": patches, "timeouts": timeouts}
 
     machine.monkeypatch.setattr(upgrade_facts, "read", read)
     return {"url": "http://mirror/", "cluster": True}
