@@ -18,7 +18,11 @@ LAB = LabSpec(
     kubernetes="1.35",
     up_options=("--kubernetes-version", "1.36"),
     cluster=("--kubernetes-version", "1.35"),
-    settings={"gpunodes_control_plane_schedulable": True},
+    settings={
+        "gpunodes_control_plane_schedulable": True,
+        # A kubelet of another minor starts its static pods again, all at once: the controllers may be in a back-off.
+        "gpunodes_ready_timeout": 1800,
+    },
 )
 
 
@@ -149,6 +153,7 @@ def test_a_node_keeps_an_older_runtime_until_it_is_upgraded(operator: Operator) 
         f"file=/var/cache/apt/archives/containerd_{older}_$(dpkg --print-architecture).deb; "
         "dpkg-deb -Znone -b tree $file; dpkg -i --force-downgrade --force-confold --force-hold $file; "
         "apt-mark hold containerd; cd /; rm -r /root/older",
+        limit_s=LONG,
     )
     results = operator.document("up", "--kubernetes-version", "1.36", "--dry-run")["machines"]
     assert {each["outcome"] for each in results} == {"unchanged"}
