@@ -9,7 +9,9 @@ from pathlib import Path
 
 from .conftest import BARE, LONG, LabSpec, Operator, kill, lines, search_for_secrets
 
-LAB = LabSpec("debian13", workers=1, cluster=())
+# An emulated machine may need minutes to start an API server.
+SLOW = {"etcd_restored_timeout": 900, "certificates_renewed_timeout": 900}
+LAB = LabSpec("debian13", workers=1, cluster=(), settings=SLOW)
 MACHINES = LAB.machines
 CONFIG = ("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "json")
 
