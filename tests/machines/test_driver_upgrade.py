@@ -1,4 +1,4 @@
-"""The driver of a node replaced in stages, interrupted, refused and put back; and upgrades of its operating system.
+"""The driver of a node replaced in stages, interrupted, refused and put back.
 
 The driver is the lab's stand-in: packages, DKMS, kernel modules and services are real, GPUs are not. Its branch 595
 does not build.
@@ -127,22 +127,6 @@ def test_the_next_boot_loads_the_new_driver(operator: Operator) -> None:
         time.sleep(5)
     unhealthy.wait_until_healthy(operator)
     assert operator.ssh("gpu-1", LOADED).strip() == NEW
-
-
-def test_the_plan_of_the_operating_system_touches_nothing(operator: Operator) -> None:
-    before = operator.ssh("gpu-1", "dpkg-query -W; ls -l --time-style=full-iso /var/lib/apt/lists")
-    [machine] = operator.document("os", "plan", "gpu-1")["machines"]
-    assert not machine["unreadable"]
-    assert operator.ssh("gpu-1", "dpkg-query -W; ls -l --time-style=full-iso /var/lib/apt/lists") == before
-
-
-def test_an_upgrade_of_the_operating_system_keeps_driver_and_kubernetes(operator: Operator) -> None:
-    versions = "dpkg-query -W 'nvidia-*' 'kube*' containerd"
-    before = operator.ssh("gpu-1", versions, code=None)
-    for _ in range(2):
-        operator.gpunodes("playbook", "os_upgrade", "--limit", "gpu-1", "--tags", "prepare,apply,verify")
-    assert operator.ssh("gpu-1", versions, code=None) == before
-    assert [each for each in operator.document("os", "plan", "gpu-1")["machines"][0]["packages"] if each["old"]] == []
 
 
 def test_a_reset_leaves_no_driver_and_no_kept_packages(operator: Operator) -> None:
