@@ -28,6 +28,8 @@ REGISTERS_S = 180.0
 _PAUSE_S = 1.0
 Patch = Callable[[Mapping[str, Any]], "dict[str, Any] | None"]
 """Gives the merge patch of a node, None if nothing has to change."""
+_NEW: Mapping[str, Any] = {"metadata": {"resourceVersion": ""}}
+"""A node that does not exist yet."""
 
 
 def managed(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,17 +82,21 @@ def add(name: str, labels: Mapping[str, str], check: bool) -> list[Difference]:
     return _converge(name, patch, check)[1]
 
 
+def planned(name: str, labels: Mapping[str, str]) -> list[Difference]:
+    """The differences that ``add`` makes on a node that does not exist yet."""
+    return _changed(name, _NEW, patch_of(_NEW, labels, ()))[1]
+
+
 def _converge(name: str, patch_of_node: Patch, check: bool) -> tuple[list[str], list[Difference]]:
-    empty = {"metadata": {"resourceVersion": ""}}
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
-        return _changed(name, empty, patch_of_node(empty))
+        return _changed(name, _NEW, patch_of_node(_NEW))
     client = kube_api.admin()
     deadline = time.monotonic() + REGISTERS_S
     while True:
         node = client.find(f"/api/v1/nodes/{name}")
         if node is None:
-            if check or patch_of_node(empty) is None:
-                return _changed(name, empty, patch_of_node(empty))
+            if check or patch_of_node(_NEW) is None:
+                return _changed(name, _NEW, patch_of_node(_NEW))
             if time.monotonic() > deadline:
                 raise MachineProblem(
                     f"the cluster has no node {name}",

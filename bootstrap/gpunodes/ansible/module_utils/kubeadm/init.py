@@ -42,7 +42,7 @@ class Node:
     schedulable: bool = False
     """Whether ordinary pods may run on it."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that are added to it; others stay."""
+    """Labels that are added to a node with the name of its machine; others stay."""
 
 
 def init(
@@ -91,6 +91,8 @@ def init(
     if check:
         if node.schedulable:
             report.add(taint.ACTIONS[True], taint.planned())
+        if node.labels:
+            report.add(_LABELS, *pools.planned(_name(documents), node.labels))
         return report
     command.begin(machine_ledger, "init started")
     if leftovers:
@@ -142,12 +144,20 @@ def _started_again(machine_ledger: Ledger, check: bool) -> Report:
 
 def _finish_node(report: Report, documents: Sequence[Mapping[str, Any]], node: Node, check: bool) -> None:
     """Let ordinary pods run on this node, or undo that, and label it."""
-    registrations = [document.get("nodeRegistration") or {} for document in documents]
-    name = next(filter(None, (each.get("name") for each in registrations)), socket.gethostname()).lower()
-    if difference := taint.converge(kube_api.admin(), name, schedulable=node.schedulable, check=check):
+    client, name = kube_api.admin(), _name(documents)
+    if difference := taint.converge(client, name, schedulable=node.schedulable, check=check):
         report.add(taint.ACTIONS[node.schedulable], difference)
-    if node.labels and (differences := pools.add(name, node.labels, check)):
+    # kubeadm init ends with a registered node. That of others may not have its machine's name: the role pool labels it.
+    if not node.labels or client.find(f"/api/v1/nodes/{name}") is None:
+        return
+    if differences := pools.add(name, node.labels, check):
         report.add(_LABELS, *differences)
+
+
+def _name(documents: Sequence[Mapping[str, Any]]) -> str:
+    """The name of the node that kubeadm makes of this machine by these documents."""
+    registrations = [document.get("nodeRegistration") or {} for document in documents]
+    return next(filter(None, (each.get("name") for each in registrations)), socket.gethostname()).lower()
 
 
 def _became_control_plane(before: str) -> Difference:
