@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import functools
 
+from . import waiting
 from .conftest import LabSpec, Operator
 
 IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
@@ -28,12 +28,7 @@ def lab(*images: str) -> LabSpec:
     return LabSpec("debian13", workers=2, up_options=options, cluster=(), settings=settings)
 
 
-def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    began = time.monotonic()
-    while not seen():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(3)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
+until = functools.partial(waiting.until, limit_s=WAIT_S)
 
 
 def apply(operator: Operator, manifest: str) -> None:

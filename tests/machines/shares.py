@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import functools
 
 import yaml
 
+from . import waiting
 from .conftest import LabSpec, Operator
 
 LAB = LabSpec("debian13", workers=2, cluster=())
@@ -18,12 +18,7 @@ WAIT_S = 900.0
 """Seconds for a boot of an emulated machine, and for its clients until they have reconnected."""
 
 
-def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    began = time.monotonic()
-    while not seen():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(5)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
+until = functools.partial(waiting.until, limit_s=WAIT_S)
 
 
 def serve_from(operator: Operator, machine: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import yaml
 
 from . import unhealthy
@@ -19,16 +17,6 @@ UP_LIMIT_S = 3000.0
 """Docker unpacks the images on one emulated processor."""
 BOOT_S = 900.0
 _bare: dict[str, list[str]] = {}
-
-
-def reboot(operator: Operator, machine: str) -> None:
-    """Reboot a machine, and wait for its SSH server."""
-    before = unhealthy.boot(operator, machine)
-    operator.lab("ssh", machine, "sudo systemctl reboot")
-    deadline = time.monotonic() + BOOT_S
-    while operator.lab("ssh", machine, "cat /proc/sys/kernel/random/boot_id").stdout.strip() in {"", before}:
-        assert time.monotonic() < deadline, f"{machine} did not boot"
-        time.sleep(5)
 
 
 def test_a_cluster_whose_worker_has_docker(operator: Operator) -> None:
@@ -66,7 +54,7 @@ def test_without_its_data_disk_a_node_starts_nothing_on_the_root_disk(operator: 
     fstab = operator.ssh("worker-1", "cat /etc/fstab")
     assert fstab.count(DATA) == 1
     operator.ssh("worker-1", f"sed -i s/{DATA}/LABEL=absent/ /etc/fstab")
-    reboot(operator, "worker-1")
+    unhealthy.reboot(operator, "worker-1", BOOT_S)
     operator.ssh("worker-1", WAIT, code=None)
     assert not operator.ssh("worker-1", "findmnt -no SOURCE /data", code=None)
     states = operator.ssh("worker-1", "systemctl is-active kubelet docker cri-docker", code=None).split()
@@ -75,7 +63,7 @@ def test_without_its_data_disk_a_node_starts_nothing_on_the_root_disk(operator: 
         assert not operator.ssh("worker-1", f"find {folder} -xdev -type f").split(), folder
     operator.ssh("worker-1", f"sed -i s/LABEL=absent/{DATA}/ /etc/fstab")
     assert operator.ssh("worker-1", "cat /etc/fstab") == fstab
-    reboot(operator, "worker-1")
+    unhealthy.reboot(operator, "worker-1", BOOT_S)
     wait_for_nodes(operator, MACHINES)
 
 

@@ -6,12 +6,11 @@ Not run on machines yet. The GPUs are the lab's stand-ins; the driver is NVIDIA'
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 from . import pods
 from .conftest import LabSpec, Operator
+from .waiting import until
 
 LAB = LabSpec("debian13", workers=0, gpu_workers=1, up_options=("--images", "dra"))
 UP = ("up", "--driver", "580")
@@ -25,13 +24,6 @@ CLAIM: dict[str, Any] = {
     "metadata": {"name": "one-gpu"},
     "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}},
 }
-
-
-def until(what: str, seen: Callable[[], bool], limit_s: float = 300.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not seen():
-        assert time.monotonic() < deadline, what
-        time.sleep(3)
 
 
 def pool(operator: Operator, **variables: Any) -> None:

@@ -111,7 +111,11 @@ def test_a_frozen_server_is_no_hung_driver(operator: Operator) -> None:
     operator.ssh("control-1", f"iptables -I {block}")
     try:
         hung = "journalctl -k -b --no-pager | grep -c 'task nvidia-smi:.* blocked '"
-        until("the kernel reports the hung program", lambda: int(operator.ssh("worker-1", hung, code=None)) > 0, 300)
+        until(
+            "the kernel reports the hung program",
+            lambda: int(operator.ssh("worker-1", hung, code=None)) > 0,
+            limit_s=300,
+        )
         print(operator.ssh("worker-1", "journalctl -k -b --no-pager | grep -A 30 ' blocked ' | tail -60"))
         verdicts = operator.document("health", *WORKERS, "--reboot-hung", "--yes", code=None)["machines"]
         assert {each["decision"] for each in verdicts} == {"nothing"}, verdicts

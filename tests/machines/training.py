@@ -6,14 +6,14 @@ training`): Debian's Python with NumPy, and TensorBoard.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import yaml
 
-from . import pods, unhealthy
+from . import pods, unhealthy, waiting
 from .conftest import CHECKOUT, LabSpec, Operator
 
 LAB = LabSpec("debian13", workers=2, up_options=("--images", "training"), cluster=(), settings=unhealthy.TEST_SETTINGS)
@@ -49,12 +49,7 @@ OVERLAY = {
 }
 
 
-def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    began = time.monotonic()
-    while not seen():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(3)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
+until = functools.partial(waiting.until, limit_s=WAIT_S)
 
 
 def copy_example(operator: Operator, kustomization: Mapping[str, object]) -> None:
