@@ -25,8 +25,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.programs import ending
-
 REAL = os.environ.get("GPUNODES_JUPYTER") or shutil.which("jupyter-lab") or ""
 Answer = Callable[[str, dict[str, Any]], list[Any]]
 """Takes the code of a cell and the header of its message; returns the messages, as JSON or as bytes of frames."""
@@ -159,6 +157,9 @@ def standing_in(token: str, answer: Answer = ran) -> Iterator[tuple[int, set[str
 @contextlib.contextmanager
 def real(folder: Path, args: Sequence[str], ready: Sequence[str], token: str) -> Iterator[int]:
     """The real server by the arguments of a notebook's container, and its readiness probe; its port."""
+    # Not above: in an image this file is alone.
+    from tests.programs import ending
+
     (folder / "token").write_text(token)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -11,11 +11,12 @@ import yaml
 from .conftest import Operator, lines
 
 FIRST, SECOND, THIRD = CONTROLS = ("cp-1", "cp-2", "cp-3")
-CRICTL = "crictl --runtime-endpoint=unix:///run/containerd/containerd.sock"
+# The programs' own limits, 2 and 5 seconds, are too short for an emulated machine that pulls images.
+CRICTL = "crictl --runtime-endpoint=unix:///run/containerd/containerd.sock --timeout=30s"
 PKI = "/etc/kubernetes/pki/etcd"
 ETCDCTL = (
     f"{CRICTL} exec $({CRICTL} ps --quiet --label io.kubernetes.container.name=etcd) etcdctl "
-    f"--cacert={PKI}/ca.crt --cert={PKI}/server.crt --key={PKI}/server.key --write-out=json"
+    f"--cacert={PKI}/ca.crt --cert={PKI}/server.crt --key={PKI}/server.key --command-timeout=60s --write-out=json"
 )
 VIP = "gpunodes_control_plane_vip"
 KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"

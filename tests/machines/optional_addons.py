@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import functools
 
+from . import waiting
 from .conftest import LabSpec, Operator
 
 IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 WAIT_S = 300.0
 """Seconds for what controllers and add-ons do on emulated machines."""
 SERVES = "mkdir /tmp/www && echo served >/tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www"
-READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5}}
+# A slow API server logs the names of their events, POD.TIME. With six letters before the point that looks like a token.
+SERVER = "page"
+"""The name of a pod that runs ``SERVES``."""
+# Within a second an emulated machine under load does not always answer.
+READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 5, "timeoutSeconds": 5}}
 """Of a container that runs ``SERVES``."""
 
 
@@ -24,12 +28,7 @@ def lab(*images: str) -> LabSpec:
     return LabSpec("debian13", workers=2, up_options=options, cluster=(), settings=settings)
 
 
-def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    began = time.monotonic()
-    while not seen():
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(3)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
+until = functools.partial(waiting.until, limit_s=WAIT_S)
 
 
 def apply(operator: Operator, manifest: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from .conftest import Operator
+from .conftest import LONG, Operator
 
 GPU_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
 _SCHEDULING = Path(__file__).parents[2] / "docs" / "scheduling.md"
@@ -71,7 +71,9 @@ def start(
 
 def ended(operator: Operator, name: str) -> tuple[str, str]:
     """Wait until a pod has succeeded, and delete it; returns its node and log."""
-    operator.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{name}", "--timeout=180s")
+    # A pod with a volume that is made for it starts after the pod that makes it.
+    succeeded = "--for=jsonpath={.status.phase}=Succeeded"
+    operator.kubectl("wait", succeeded, f"pod/{name}", "--timeout=600s", limit_s=LONG)
     node = operator.kubectl("get", "pod", name, "-o", "jsonpath={.spec.nodeName}").strip()
     log = operator.kubectl("logs", name)
     operator.kubectl("delete", "pod", name, "--wait=true")

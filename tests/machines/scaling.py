@@ -1,4 +1,8 @@
-"""Shared by the tests of pools that scale by power: two pools of one GPU machine each."""
+"""Shared by the tests of pools that scale by power: two pools of one machine each.
+
+Most of what these tests show needs no GPU. A GPU machine builds its driver for longer than a plain cluster is made, so
+that only test_scaling.py has GPU machines.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,34 @@ import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import yaml
 from gpunodes.inventory import Inventory
 from gpunodes.lab.layout import Layout, cache_dir
 
-from . import pods, unhealthy
+from . import pods
 from .conftest import CHECKOUT, NAME, LabSpec, Operator
 
-GPU = ("gpu-1", "gpu-2")
+WORKERS = ("worker-1", "worker-2")
 IDLE_S, BOOT_S = 60, 1200
 WAIT_S = 1500.0
 """Seconds for a boot, or a shutdown, of an emulated machine beside two others."""
-GPU_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.19.0"
-"""An image with the libraries that nvidia-smi needs."""
-SETTINGS = {
-    "gpunodes_pools": {"h100": {"max": 1, "priority": 50}, "t4": {"max": 1, "priority": 10}},
-    "gpunodes_autoscale_idle_timeout": IDLE_S,
-    "gpunodes_autoscale_boot_timeout": BOOT_S,
+POOLS = {"preferred": {"max": 1, "priority": 50}, "other": {"max": 1, "priority": 10}}
+"""The first machine is in the first pool, the second in the second."""
+IMAGES = ("--images", "autoscaler")
+LAB = LabSpec("debian13", workers=2, up_options=IMAGES)
+"""Plain workers."""
+_ANY_POOL = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "gpunodes.dev/pool", "operator": "In", "values": list(POOLS)}]}
+            ]
+        }
+    }
 }
-LAB = LabSpec(
-    "debian13",
-    workers=0,
-    gpu_workers=2,
-    up_options=("--images", "autoscaler"),
-    cluster=unhealthy.DRIVER,
-    settings=unhealthy.TEST_SETTINGS,
-)
 
 
 def archive() -> str:
@@ -51,14 +54,17 @@ def power_of(operator: Operator, machine: str) -> str:
 
 
 def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> float:
-    """Seconds until something is seen. A question that fails is repeated: an API server under load refuses some."""
+    """Seconds until something is seen. A question that fails is repeated: an API server under load refuses some.
+
+    A command that fails prints a document of its error, which lacks what is looked for.
+    """
     began, failure = time.monotonic(), ""
     while True:
         try:
             if seen():
                 break
-        except (AssertionError, ValueError, subprocess.TimeoutExpired) as error:
-            failure = f"; at {time.monotonic() - began:.0f} s: {error}"
+        except (AssertionError, LookupError, ValueError, subprocess.TimeoutExpired) as error:
+            failure = f"; at {time.monotonic() - began:.0f} s: {error!r}"
         assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}{failure}"
         time.sleep(3)
     print(f"{what}: {time.monotonic() - began:.0f} s{failure}")
@@ -74,10 +80,17 @@ def phases(operator: Operator) -> dict[str, str]:
     return {each["node"]: each["phase"] for each in found["machines"]}
 
 
+def reason(operator: Operator, machine: str) -> str:
+    """Why a machine is in its phase, or what went wrong with it."""
+    found = operator.document("autoscale", "status", code=None)["machines"]
+    return str(next(each["reason"] for each in found if each["node"] == machine))
+
+
 def job(operator: Operator, name: str, **spec: Any) -> None:
-    """A pod that wants both GPUs of a node, and lists them."""
-    limits = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
-    pods.start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 86400", limits, **spec)
+    """A pod that fills a worker of either pool: by more than half, so that it keeps the machine on."""
+    requests = {"resources": {"requests": {"cpu": "600m"}}}
+    image = str(operator.setting("gpunodes_ready_image"))
+    pods.start(operator, name, image, "sleep 86400", requests, **{"affinity": _ANY_POOL, **spec})
 
 
 def runs_on(operator: Operator, name: str) -> str:
@@ -91,20 +104,25 @@ def is_ready(operator: Operator, name: str) -> bool:
     return operator.kubectl("get", "node", name, "-o", query).strip() == "True"
 
 
-def are_off(operator: Operator) -> bool:
-    """Both were idle, are off, and the power server knows."""
-    return all(gone(operator, machine) for machine in GPU) and phases(operator) == dict.fromkeys(GPU, "off")
+def are_off(operator: Operator, machines: Sequence[str] = WORKERS) -> bool:
+    """All were idle, are off, and the power server knows."""
+    return all(gone(operator, machine) for machine in machines) and phases(operator) == dict.fromkeys(machines, "off")
 
 
 def gone(operator: Operator, machine: str) -> bool:
     return machine not in nodes(operator) and power_of(operator, machine) == "off"
 
 
-def warnings(operator: Operator, machine: str, reason: str) -> list[str]:
-    """The messages of the Warnings of a node with a reason."""
-    selector = f"involvedObject.name={machine},type=Warning,reason={reason}"
+def warnings(operator: Operator, machine: str, kind: str, part: str) -> list[str]:
+    """The messages of the Warnings of one kind (their reason) about a node that have a part.
+
+    Others may be of an earlier test: that the machine was locked by a power server that was killed, for one.
+    """
+    selector = f"involvedObject.name={machine},type=Warning,reason={kind}"
     found = operator.kubectl("get", "events", "-A", "--field-selector", selector, "-o", "json")
-    return [str(each["message"]) for each in json.loads(found)["items"]]
+    messages = [str(each["message"]) for each in json.loads(found)["items"]]
+    print(f"{kind}: {messages}")
+    return [each for each in messages if part in each]
 
 
 @contextlib.contextmanager
@@ -132,12 +150,24 @@ def unreachable_bmc(operator: Operator, machine: str) -> Iterator[None]:
         operator.ssh("control-1", f"iptables -D {block}")
 
 
-def prepare(operator: Operator, image: str, **settings: Any) -> None:
-    """Two pools, h100 before t4, of gpu-1 and gpu-2, which have joined; the autoscaler is not installed yet."""
-    # The lab names a pool for all GPU machines, which would go before their groups.
-    operator.group("h100", "gpu-1", gpunodes_pool="")
-    operator.group("t4", "gpu-2", gpunodes_pool="")
+def write_pools(operator: Operator, image: str, machines: Sequence[str], **settings: Any) -> None:
+    """Put each of these machines into its pool in the inventory, with the settings of the autoscaler."""
+    for pool, machine in zip(POOLS, machines, strict=True):
+        # The lab names a pool for all GPU machines, which would go before their groups.
+        operator.group(pool, machine, gpunodes_pool="")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
-    values = {**yaml.safe_load(variables.read_text()), **SETTINGS, "gpunodes_power_archive": image, **settings}
+    values = {
+        **yaml.safe_load(variables.read_text()),
+        "gpunodes_pools": POOLS,
+        "gpunodes_autoscale_idle_timeout": IDLE_S,
+        "gpunodes_autoscale_boot_timeout": BOOT_S,
+        "gpunodes_power_archive": image,
+        **settings,
+    }
     variables.write_text(yaml.safe_dump(values))
-    operator.gpunodes("join", "gpu-*", "--driver", "580")
+
+
+def prepare(operator: Operator, **settings: Any) -> None:
+    """A cluster whose workers are in pools that scale; the autoscaler is not installed yet."""
+    write_pools(operator, archive(), WORKERS, **settings)
+    operator.gpunodes("up")

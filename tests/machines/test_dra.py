@@ -6,12 +6,11 @@ Not run on machines yet. The GPUs are the lab's stand-ins; the driver is NVIDIA'
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 from . import pods
 from .conftest import LabSpec, Operator
+from .waiting import until
 
 LAB = LabSpec("debian13", workers=0, gpu_workers=1, up_options=("--images", "dra"))
 UP = ("up", "--driver", "580")
@@ -25,13 +24,6 @@ CLAIM: dict[str, Any] = {
     "metadata": {"name": "one-gpu"},
     "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}}},
 }
-
-
-def until(what: str, seen: Callable[[], bool], limit_s: float = 300.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not seen():
-        assert time.monotonic() < deadline, what
-        time.sleep(3)
 
 
 def pool(operator: Operator, **variables: Any) -> None:
@@ -52,16 +44,10 @@ def offered(operator: Operator) -> int:
     return sum(len(each["spec"].get("devices") or ()) for each in found if each["spec"].get("nodeName") == "gpu-1")
 
 
-def gpus(operator: Operator) -> int:
-    """The GPUs that `status` counts on gpu-1."""
-    [node] = [each for each in operator.document("status")["nodes"] if each["name"] == "gpu-1"]
-    return int(node["gpus"])
-
-
-def states(operator: Operator) -> dict[str, str]:
-    """The levels of gpu-1 in `gpu verify`."""
+def assert_serves(operator: Operator) -> None:
+    """Assert that `gpu verify` finds the GPUs of gpu-1 at all levels."""
     [machine] = operator.document("gpu", "verify", "gpu-1")["machines"]
-    return pods.levels(machine)
+    assert (machine["gpus"], pods.levels(machine)) == (2, pods.ALL_OK)
 
 
 def claim(operator: Operator) -> tuple[str, str]:
@@ -80,8 +66,7 @@ def test_a_new_node_of_the_pool_offers_its_gpus_in_slices(operator: Operator) ->
     operator.gpunodes(*UP, limit_s=UP_LIMIT_S)
     assert serving(operator) == ["nvidia-dra-driver"]
     assert offered(operator) == 2
-    assert gpus(operator) == 2
-    assert states(operator) == pods.ALL_OK
+    assert_serves(operator)
 
 
 def test_a_pod_gets_the_gpu_of_its_claim_and_only_that(operator: Operator) -> None:
@@ -102,7 +87,6 @@ def test_without_the_setting_the_device_plugin_serves_again(operator: Operator) 
     until("the driver's pod has left", lambda: serving(operator) == ["nvidia-device-plugin-daemonset"])
     allocatable = ("get", "node", "gpu-1", "-o", r"jsonpath={.status.allocatable.nvidia\.com/gpu}")
     until("the plugin offers them", lambda: operator.kubectl(*allocatable).strip() == "2")
-    assert gpus(operator) == 2
-    assert states(operator) == pods.ALL_OK
+    assert_serves(operator)
     pods.start(operator, "counts", pods.GPU_IMAGE, "nvidia-smi -L", {"resources": {"limits": {"nvidia.com/gpu": 1}}})
     assert pods.ended(operator, "counts")[1].count("UUID: GPU-") == 1

@@ -1,7 +1,4 @@
-"""A cluster whose network add-on is not of gpunodes (`gpunodes_network: none`): bridges and routes by hand.
-
-Not run yet.
-"""
+"""A cluster whose network add-on is not of gpunodes (`gpunodes_network: none`): bridges and routes by hand."""
 
 from __future__ import annotations
 

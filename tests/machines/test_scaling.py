@@ -1,56 +1,40 @@
-"""Pools that scale by power: machines with BMCs are switched on for pods that wait, and off when they are idle.
+"""Pools that scale by power, with GPUs: machines are switched on for pods that wait, and off when they are idle.
 
-Two pools of one GPU machine each. The autoscaler and the power server run as pods on the control plane, and reach the
-BMC of gpu-1 by the lab's network. gpu-2 counts as a machine without a BMC: the lab's listener starts it by Wake-on-LAN,
-and it shuts itself down. Not run since gpu-2 has no BMC, and since that of gpu-1 refuses.
+Two pools of one GPU machine each, which are pools from the beginning of the cluster. Measured: the seconds from a pod
+that waits to its start, beside those of the machine's own boot and driver. Not run yet.
 """
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+import time
 
-import yaml
-from gpunodes.inventory import Inventory
+from . import pods, unhealthy
+from .conftest import LabSpec, Operator
+from .scaling import IMAGES, archive, are_off, nodes, power_of, runs_on, until, write_pools
 
-from tests import node_certificates
-
-from . import scaling, unhealthy
-from .conftest import Operator
-from .scaling import (
-    GPU,
-    archive,
-    are_off,
-    bmc_without_users,
-    gone,
-    is_ready,
-    job,
-    phases,
-    power_of,
-    prepare,
-    runs_on,
-    unreachable_bmc,
-    until,
-    warnings,
-)
-
-LAB = scaling.LAB
+GPU = ("gpu-1", "gpu-2")
+LAB = LabSpec("debian13", workers=0, gpu_workers=2, up_options=IMAGES)
+UP_LIMIT_S = 3600.0
+"""Two emulated machines build a kernel module while a control plane starts."""
+AUTOSCALER_S = 30.0
+"""So old is a pod that requests GPUs before the autoscaler looks for a machine (core/static_autoscaler.go)."""
+GOAL_S = 30.0
+"""What gpunodes may add to that and to a machine's own boot."""
+EMULATED_S = 8 * GOAL_S
+"""Emulated machines are about eight times slower."""
 
 
-def without_bmc(operator: Operator, machine: str) -> None:
-    """Let a machine be switched on by Wake-on-LAN."""
-    address = str(Inventory(operator.folder / "inventory").variables(machine)["gpunodes_bmc_address"])
-    # The BMCs listen at the first address of the lab's subnet, a /24.
-    broadcast = str(urlsplit(address).hostname).rpartition(".")[0] + ".255"
-    variables = operator.folder / "inventory" / "host_vars" / f"{machine}.yml"
-    variables.parent.mkdir(exist_ok=True)
-    variables.write_text(yaml.safe_dump({"gpunodes_bmc_type": "wol", "gpunodes_bmc_address": broadcast}))
+def gpus(operator: Operator, machine: str) -> str:
+    """The GPUs that a node offers, "" without it."""
+    query = r"jsonpath={.status.allocatable.nvidia\.com/gpu}"
+    return operator.kubectl("get", "node", machine, "-o", query, code=None).strip()
 
 
 def test_machines_that_nothing_needs_are_switched_off(operator: Operator) -> None:
-    without_bmc(operator, "gpu-2")
+    write_pools(operator, archive(), GPU)
+    operator.gpunodes("up", *unhealthy.DRIVER, limit_s=UP_LIMIT_S)
     done = operator.gpunodes("autoscale", "status", code=2)
     assert "this cluster has no autoscaler" in done.stderr
-    prepare(operator, archive())
     planned = operator.document("autoscale", "up", "--dry-run")
     assert not planned["running"]
     assert any("passwords" in each for each in planned["changes"])
@@ -58,7 +42,7 @@ def test_machines_that_nothing_needs_are_switched_off(operator: Operator) -> Non
     found = operator.document("autoscale", "up", "--yes")
     assert found["running"]
     assert {each["node"]: each["phase"] for each in found["machines"]} == dict.fromkeys(GPU, "on")
-    until("both are idle and switched off", lambda: are_off(operator))
+    until("both are idle and switched off", lambda: are_off(operator, GPU))
     # Nothing else may switch them on, or call them sick.
     verdicts = operator.document("health", "gpu-*", "--reboot-hung", "--yes", code=None)["machines"]
     assert {each["decision"] for each in verdicts} == {"nothing"}
@@ -66,78 +50,33 @@ def test_machines_that_nothing_needs_are_switched_off(operator: Operator) -> Non
 
 
 def test_a_pod_that_waits_switches_one_machine_on(operator: Operator) -> None:
-    job(operator, "first")
-    taken = until("the first pod runs", lambda: runs_on(operator, "first"))
-    assert runs_on(operator, "first") == "gpu-1"
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
+    pods.start(operator, "first", pods.GPU_IMAGE, "nvidia-smi -L; sleep 86400", limits)
+    began, seen = time.monotonic(), {}
+    for what, is_so in (
+        ("it has power", lambda: power_of(operator, "gpu-1") == "on"),
+        ("its node has registered", lambda: "gpu-1" in nodes(operator)),
+        ("its GPUs are offered", lambda: gpus(operator, "gpu-1") == "2"),
+        ("the pod runs", lambda: runs_on(operator, "first") == "gpu-1"),
+    ):
+        until(what, is_so)
+        seen[what] = time.monotonic() - began
+    own = seen["its GPUs are offered"] - seen["it has power"]
+    added = seen["the pod runs"] - own - AUTOSCALER_S
+    boot = seen["its node has registered"] - seen["it has power"]
+    print(
+        f"the pod runs after {seen['the pod runs']:.0f} s; of them {boot:.0f} s the machine's own boot, "
+        f"{own - boot:.0f} s the load of its driver, and {added:.0f} s added by gpunodes: the goal is {GOAL_S:.0f} s, "
+        f"the limit for emulated machines {EMULATED_S:.0f} s"
+    )
+    assert added < EMULATED_S
     assert power_of(operator, "gpu-2") == "off", "one machine for one pod"
     until("it lists both GPUs", lambda: operator.kubectl("logs", "first").count("UUID: GPU-") == 2)
     assert "gpunodes.dev/starting" not in operator.kubectl("get", "node", "gpu-1", "-o", "json")
-    print(f"from the waiting pod to its start: {taken:.0f} s")
 
 
-def test_the_other_pool_when_the_first_is_full(operator: Operator) -> None:
-    job(operator, "second")
-    until("the second pod runs", lambda: runs_on(operator, "second"))
-    assert runs_on(operator, "second") == "gpu-2"
-
-
-def test_a_killed_power_server_goes_on(operator: Operator) -> None:
-    operator.kubectl("delete", "pod", "first", "second", "--wait=true")
-    until("a machine is stopped", lambda: "stopping" in phases(operator).values())
-    operator.ssh("control-1", "kill -9 $(pgrep -f 'python3* -m gpunodes.autoscale' | head -1)")
-    until("both are switched off", lambda: are_off(operator))
-
-
-def reason(operator: Operator, machine: str) -> str:
-    found = operator.document("autoscale", "status", code=None)["machines"]
-    return str(next(each["reason"] for each in found if each["node"] == machine))
-
-
-def test_a_bmc_that_refuses_or_does_not_respond_means_the_other_pool(operator: Operator) -> None:
-    with bmc_without_users("gpu-1"):
-        job(operator, "third")
-        until("the third pod runs", lambda: runs_on(operator, "third"))
-        assert runs_on(operator, "third") == "gpu-2"
-        assert power_of(operator, "gpu-1") == "off"
-        assert "refuses the user" in reason(operator, "gpu-1")
-        # gpu-2 has booted meanwhile: the order was repeated, and told once.
-        [told] = warnings(operator, "gpu-1", "NotSwitchedOn")
-        assert "refuses the user" in told
-        with unreachable_bmc(operator, "gpu-1"):
-            until("another error is noticed", lambda: "does not respond" in reason(operator, "gpu-1"))
-            [told] = warnings(operator, "gpu-1", "NotSwitchedOff")
-            assert "does not respond" in told
-    until("its BMC shows that it is off", lambda: phases(operator)["gpu-1"] == "failed")
-    assert power_of(operator, "gpu-1") == "off"
-
-
-def test_the_autoscaler_is_removed(operator: Operator) -> None:
-    operator.kubectl("delete", "pod", "third", "--wait=true")
-    until("gpu-2 is switched off", lambda: gone(operator, "gpu-2"))
-    planned = operator.document("autoscale", "down", "--dry-run")
-    assert planned["running"]
-    assert any("passwords" in each for each in planned["changes"])
-    assert operator.document("autoscale", "status", code=None)["running"]
+def test_it_is_removed_while_a_machine_serves(operator: Operator) -> None:
     done = operator.gpunodes("autoscale", "down", "--yes")
-    assert "gpu-2" in done.stdout
-    left = operator.kubectl("-n", "kube-system", "get", "deployments,secrets,clusterroles", "-o", "name")
-    # Kubernetes has a ClusterRole of its own for the autoscaler of pods.
-    assert "gpunodes-autoscaler" not in left
-    done = operator.gpunodes("power", "gpu-2", "on", "--wait", "--yes")
-    assert "gpu-2: its node is ready" in done.stdout
-
-
-def test_a_machine_whose_certificate_has_ended_is_joined_again(operator: Operator) -> None:
-    """As if it had been off for more than a year."""
-    ended = node_certificates.pem("gpu-2", days=-1)
-    pem = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-    operator.ssh("gpu-2", f"systemctl stop kubelet && rm {pem} && cat >{pem} <<'END'\n{ended}END")
-    # A node that is ready has another certificate.
-    until("its node is not ready", lambda: not is_ready(operator, "gpu-2"))
-    operator.gpunodes("join", "gpu-2", "--driver", "580")
-    assert is_ready(operator, "gpu-2")
-    operator.ssh("gpu-2", f"test -L {pem}")  # the kubelet's own: the test's is a file
-
-
-def test_no_password_leaks(operator: Operator) -> None:
+    assert "not on: gpu-2" in done.stdout
+    assert runs_on(operator, "first") == "gpu-1"
     unhealthy.assert_no_password_leaks(operator)

@@ -39,7 +39,7 @@ def test_the_leader_leaves_and_joins_again(operator: Operator) -> None:
     assert voters(operator, stays) == set(CONTROLS) - {leaves}
     assert f"node/{leaves}" not in lines(operator.ssh(stays, f"{KUBECTL} get nodes --output name"))
     assert lines(operator.ssh(leaves, BARE)) == operator.bare[leaves]
-    operator.gpunodes("join", leaves)
+    operator.gpunodes("join", leaves, limit_s=3000)
     assert voters(operator) == set(CONTROLS)
 
 

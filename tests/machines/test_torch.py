@@ -10,10 +10,9 @@ import re
 
 import yaml
 
-from . import test_training as training
-from . import unhealthy
+from . import training, unhealthy
 from .conftest import LabSpec, Operator
-from .test_training import OVERLAY, PATCHES, SHARE, losses, ranks, until
+from .training import OVERLAY, PATCHES, SHARE, losses, ranks, until
 
 IMAGES = ("--images", "training", "--images", "torch")
 LAB = LabSpec("debian13", workers=2, up_options=IMAGES, cluster=(), settings=unhealthy.TEST_SETTINGS)
@@ -59,7 +58,7 @@ def test_torchrun_starts_on_two_nodes(operator: Operator) -> None:
 
 
 def test_the_loss_falls(operator: Operator) -> None:
-    until("there are steps", lambda: len(losses(operator)) > 4, LONG_S)
+    until("there are steps", lambda: len(losses(operator)) > 4, limit_s=LONG_S)
     found = losses(operator)
     assert found[-1][1] < found[0][1]
     assert operator.ssh("control-1", f"ls {SHARE}/logs").split()
@@ -68,8 +67,12 @@ def test_the_loss_falls(operator: Operator) -> None:
 def test_a_rank_that_is_deleted_ends_the_other_and_both_go_on(operator: Operator) -> None:
     before, (step, _), first = ranks(operator), losses(operator)[-1], losses(operator)[0][1]
     operator.kubectl("delete", "pod", before["1"][0], "--wait=true")
-    until("both ranks run again", lambda: training.both_run(operator) and ranks(operator)["0"] != before["0"], LONG_S)
-    until("they go on", lambda: len(losses(operator)) > 1, LONG_S)
+    until(
+        "both ranks run again",
+        lambda: training.both_run(operator) and ranks(operator)["0"] != before["0"],
+        limit_s=LONG_S,
+    )
+    until("they go on", lambda: len(losses(operator)) > 1, limit_s=LONG_S)
     [continued] = re.findall(r"^continuing after step (\d+)$", training.log(operator), re.MULTILINE)
     assert int(continued) >= step
     assert losses(operator)[-1][1] < first
@@ -79,7 +82,7 @@ def test_one_command_takes_it_away_and_all_steps_end(operator: Operator) -> None
     training.take_away(operator)
     step = training.saved(operator)
     training.run(operator, step + 50)
-    until("all steps are done", lambda: training.complete(operator, "train"), LONG_S)
+    until("all steps are done", lambda: training.complete(operator, "train"), limit_s=LONG_S)
     assert training.saved(operator) == step + 50
     training.take_away(operator)
     operator.gpunodes("storage", "down", "--yes")

@@ -18,7 +18,11 @@ LAB = LabSpec(
     kubernetes="1.35",
     up_options=("--kubernetes-version", "1.36"),
     cluster=("--kubernetes-version", "1.35"),
-    settings={"gpunodes_control_plane_schedulable": True},
+    settings={
+        "gpunodes_control_plane_schedulable": True,
+        # A kubelet of another minor starts its static pods again, all at once: the controllers may be in a back-off.
+        "gpunodes_ready_timeout": 1800,
+    },
 )
 
 
@@ -136,39 +140,6 @@ def test_a_worker_returns_to_its_older_kubelet(operator: Operator) -> None:
     )
     operator.gpunodes(*words, "--tags", "apply")
     assert versions(operator)["worker-1"] == "v1.36"
-
-
-def test_a_node_keeps_an_older_runtime_until_it_is_upgraded(operator: Operator) -> None:
-    """The sources have one version only: the same package with an older number is installed."""
-    older = "1.7.1~ds1-1"
-    operator.ssh(
-        "worker-1",
-        "set -e; rm -rf /root/older; mkdir -p /root/older; cd /root/older; chmod 755 /root/older; "
-        "apt-get download -qq -oAPT::Sandbox::User=root containerd; dpkg-deb -R containerd_*.deb tree; "
-        f"sed -i 's/^Version: .*/Version: {older}/' tree/DEBIAN/control; "
-        f"file=/var/cache/apt/archives/containerd_{older}_$(dpkg --print-architecture).deb; "
-        "dpkg-deb -Znone -b tree $file; dpkg -i --force-downgrade --force-confold --force-hold $file; "
-        "apt-mark hold containerd; cd /; rm -r /root/older",
-    )
-    results = operator.document("up", "--kubernetes-version", "1.36", "--dry-run")["machines"]
-    assert {each["outcome"] for each in results} == {"unchanged"}
-    [planned] = operator.document("runtime", "plan", "worker-1")["machines"]
-    assert planned["needed"], planned
-    assert [each["old"] for each in planned["packages"] if each["name"] == "containerd"] == [older]
-
-
-def test_a_killed_upgrade_of_the_runtime_is_resumed(operator: Operator) -> None:
-    running = operator.start("runtime", "upgrade", "worker-1", "--yes")
-    wait_until(operator, "worker-1", "test -e /var/cache/gpunodes/runtime/set.json", "nothing was downloaded")
-    os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
-    operator.gpunodes("rollout", "resume")
-    assert lines(operator.ssh("worker-1", "apt-mark showhold | grep -x containerd")) == ["containerd"]
-    [planned] = operator.document("runtime", "plan", "worker-1")["machines"]
-    assert not planned["needed"], planned
-    assert operator.kubectl("get", "node", "worker-1", "--no-headers").split()[1] == "Ready"
-    again = operator.document("runtime", "upgrade", "worker-1", "--yes")["machines"]
-    assert [each["outcome"] for each in again] == ["unchanged"]
 
 
 def test_the_add_ons_are_up_to_date(operator: Operator) -> None:

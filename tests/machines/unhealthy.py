@@ -96,6 +96,17 @@ def boot(operator: Operator, machine: str) -> str:
     return operator.ssh(machine, "cat /proc/sys/kernel/random/boot_id").strip()
 
 
+def reboot(operator: Operator, machine: str, limit_s: float = BOOT_S) -> None:
+    """Reboot a machine, and wait for its SSH server."""
+    before = boot(operator, machine)
+    # Not operator.ssh: the machine is unreachable while it reboots.
+    operator.lab("ssh", machine, "sudo systemctl reboot")
+    deadline = time.monotonic() + limit_s
+    while operator.lab("ssh", machine, "cat /proc/sys/kernel/random/boot_id").stdout.strip() in ("", before):
+        assert time.monotonic() < deadline, console(machine)[-3000:]
+        time.sleep(5)
+
+
 def node(operator: Operator, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(operator.kubectl("get", "node", name, "-o", "json"))
     return found

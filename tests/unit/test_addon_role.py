@@ -139,6 +139,24 @@ def test_objects_are_in_the_namespace_of_the_table_or_in_one_that_the_add_on_mak
     assert own <= spaces <= own | {addons.chosen(name).namespace}
 
 
+def keeps_machines_on(name: str) -> bool:
+    """Whether a pod of an add-on can run on a worker and has a volume that the autoscaler does not leave behind."""
+    for each in rendered(name):
+        # A DaemonSet's pods never keep a machine on.
+        pod = each["spec"]["template"]["spec"] if each["kind"] in {"Deployment", "StatefulSet"} else {}
+        volumes = [volume for volume in pod.get("volumes", ()) if "hostPath" in volume or "emptyDir" in volume]
+        local = [volume for volume in volumes if (volume.get("emptyDir") or {}).get("medium") != "Memory"]
+        if local and "node-role.kubernetes.io/control-plane" not in pod.get("nodeSelector", {}):
+            return True
+    return False
+
+
+def test_the_page_about_scaling_names_the_add_ons_that_keep_a_machine_on() -> None:
+    page = " ".join((ROLE.parents[1] / "docs/scaling.md").read_text().split())
+    listed = page.partition("of the add-ons these are ")[2].partition(".")[0]
+    assert set(listed.replace(" and ", ", ").split(", ")) == {name for name in TEMPLATES if keeps_machines_on(name)}
+
+
 def test_the_nfs_driver_is_privileged_only_where_it_mounts() -> None:
     for pod in pods("csi-driver-nfs"):
         contexts = {each["name"]: each["securityContext"] for each in pod["containers"]}

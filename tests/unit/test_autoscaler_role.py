@@ -161,6 +161,7 @@ def test_the_autoscaler_gets_the_times_of_the_settings() -> None:
         "--scale-down-unneeded-time=60s",
         "--scale-down-delay-after-add=60s",
         "--scale-down-unready-time=900s",
+        "--unremovable-node-recheck-timeout=60s",
         "--max-graceful-termination-sec=120",
         "--skip-nodes-with-system-pods=false",
     }
@@ -169,7 +170,7 @@ def test_the_autoscaler_gets_the_times_of_the_settings() -> None:
 def test_only_the_autoscaler_can_call_the_power_server() -> None:
     """On the network of the machine any user of it could; the folder of the socket is in no other container."""
     cloud = yaml.safe_load(rendered()["ConfigMap", "gpunodes-autoscaler-cloud"]["data"]["cloud.yaml"])
-    assert cloud == {"address": service.ADDRESS}
+    assert cloud["address"] == service.ADDRESS
     folder = str(Path(service.ADDRESS.removeprefix("unix://")).parent)
     [socket] = [each for each in pod()["spec"]["volumes"] if each["name"] == "socket"]
     assert "emptyDir" in socket
@@ -177,6 +178,14 @@ def test_only_the_autoscaler_can_call_the_power_server() -> None:
         assert {"name": "socket", "mountPath": folder} in each["volumeMounts"]
     assert containers()["power"]["readinessProbe"]["exec"]["command"][-1].startswith(f"test -S {folder}/")
     assert containers()["cluster-autoscaler"]["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
+
+
+def test_a_slow_control_plane_fails_no_order_and_no_probe() -> None:
+    """The autoscaler's default for a call is 5 s, that of a probe 1 s."""
+    cloud = yaml.safe_load(rendered()["ConfigMap", "gpunodes-autoscaler-cloud"]["data"]["cloud.yaml"])
+    assert cloud["grpc_timeout"] == "30s"
+    probes = (containers()["power"]["readinessProbe"], containers()["cluster-autoscaler"]["livenessProbe"])
+    assert [each["timeoutSeconds"] for each in probes] == [10, 10]
 
 
 def test_pools_are_preferred_by_priority() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,12 +56,12 @@ GROUPS = {
     "workers": {"gpu-1": {"ansible_host": "10.0.0.11"}, "gpu-2": {"ansible_host": "10.0.0.12"}},
 }
 UNSAFE = "__ansible_unsafe"
-_number = itertools.count()
 
 
 def dynamic(folder: Path, groups: Mapping[str, object] = GROUPS, code: str = "", file: str = "cloud.yml") -> Path:
     """The file of a plugin in ``folder``; the plugin itself is beside it. Ansible keeps plugins by their names."""
-    name = f"cloud{next(_number)}"
+    # Not a counter: another test file imports this one under another name.
+    name = f"cloud{secrets.token_hex(8)}"
     beside = folder / "inventory_plugins"
     beside.mkdir(parents=True, exist_ok=True)
     (beside / f"{name}.py").write_text(PLUGIN.replace("__plugin__", name))
@@ -223,7 +223,7 @@ def test_templates_of_files_and_passwords_stay_usable(tmp_path: Path) -> None:
     [
         (
             "raise ValueError('no answer\\nfrom the cloud')",
-            r"cloud.yml: the inventory plugin cloud\d+ failed: no answer;",
+            r"cloud.yml: the inventory plugin cloud[0-9a-f]+ failed: no answer;",
         ),
         ("raise KeyError('region')", "failed: 'region';"),
         ("raise ValueError('<html>' + 9999 * 'x')", r"failed: <html>x{294}; wanted"),

@@ -78,6 +78,9 @@ def test_several_control_planes_have_elections_with_long_leases() -> None:
         assert arguments[component]["leader-elect-retry-period"] == "15s"
     assert arguments["etcd"] == {"heartbeat-interval": "500", "election-timeout": "5000"}
     assert found["gpunodes_control_plane_vip_interval"] == 2
+    # A join takes minutes longer than kubeadm and its token allow by default.
+    assert found["gpunodes_kubeadm_timeouts"]["etcdAPICall"] == "10m0s"
+    assert found["gpunodes_kubeadm_limit"] == found["gpunodes_join_token_ttl"] == 2400
     for name, patch in found["gpunodes_kubeadm_patches"].items():
         [container] = patch["spec"]["containers"]
         assert name == f"{container.pop('name')}0+strategic"

@@ -107,6 +107,21 @@ def test_the_newer_kernel_is_the_one_of_the_backports() -> None:
     assert "backports" not in debian.sources("http://a/debian", "trixie")
 
 
+def test_what_only_the_newer_kernel_needs_is_offered_with_it() -> None:
+    """Headers of the release's kernel depend on gcc-14, those of the newer one on gcc-14-for-host."""
+    newer = [
+        Path(name)
+        for name in (
+            "linux-base_4.17~bpo13+1_all.deb",
+            "gcc-14-for-host_14.2.0-19_amd64.deb",
+            "gcc-14-base_14.2.0-19_amd64.deb",
+            "libc6_2.41-12+deb13u6_amd64.deb",
+        )
+    ]
+    own = [Path(f"{name}_1_amd64.deb") for name in ("linux-base", "gcc-14-base", "libc6", "gcc-14")]
+    assert updates.missing(newer, own) == newer[:2]
+
+
 def test_a_seed_is_refused_where_machines_boot_their_own_kernel(tmp_path: Path) -> None:
     for name in seeded.FILES:
         (tmp_path / name).touch()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,12 +85,20 @@ def test_the_examples_of_a_page_are_those_that_its_test_takes() -> None:
 
 
 def test_every_walk_through_is_followed_line_by_line() -> None:
-    walks = importlib.import_module("tests.machines.test_walkthroughs")
-    assert sorted(walks.ORDER) == sorted(path.stem for path in walks.PAGES.glob("*.md"))
-    for page in walks.ORDER:
+    walks = importlib.import_module("tests.machines.walks")
+    pages = [walks.GUIDE, *walks.OTHERS]
+    assert sorted(pages) == sorted(path.stem for path in walks.PAGES.glob("*.md"))
+    for page in pages:
         found = list(walks.commands(page))
         assert len(found) > 2
         assert {words[0] for words in found} <= {"gpunodes", "kubectl"}
         given = {word for words in found for word in words if word.startswith(("10.", "~"))}
         assert given <= {*walks.MACHINES, "~/.ssh/id_ed25519"}
     assert ["kubectl", "create", "namespace", "team"] in list(walks.commands("cdk-tensorflow"))
+
+
+def test_the_stand_in_of_a_notebook_starts_alone() -> None:
+    """In an image of the machines it is one file beside Python's own modules."""
+    program = f"import runpy; runpy.run_path({str(ROOT / 'tests/jupyter.py')!r})"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 from gpunodes.ansible.filter.network import firewalled
 from gpunodes.planner import firewall
 
@@ -63,6 +65,27 @@ def test_each_gets_the_rules_of_its_role() -> None:
     assert "tcp 6443" not in worker["wanted"]["firewall"]["ports"]
     assert worker["wanted"]["firewall"]["ports"]["udp 8472"] == machines
     assert worker["wanted"]["firewall"]["sources"] == machines
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_control_plane_keeps_the_label_by_which_joins_find_it(serves: bool) -> None:
+    """It gets it when it is created, and has no pool unless it runs pods of users."""
+    wiring = DataLoader().load_from_file(str(ROOT / "playbooks/group_vars/all.yml"), trusted_as_template=True)
+    state = {
+        "labels": {"gpunodes.dev/pool": "x", firewall.LABEL: "ufw"},
+        "gpu": {"labels": {}, "gpus": 0},
+        "taints": [],
+    }
+    variables = wiring | {
+        "desired_state": state,
+        "wiring_gpu_labels": {},
+        "inventory_hostname": "control-1",
+        "groups": {"control_plane": ["control-1"], "workers": ["gpu-1"]},
+        "gpunodes_control_plane_schedulable": serves,
+    }
+    templar = Templar(DataLoader(), variables=variables)
+    assert templar.template(wiring["control_plane_labels"]) == {firewall.LABEL: "ufw"}
+    assert templar.template(wiring["pool_labels"]) == (state["labels"] if serves else {firewall.LABEL: "ufw"})
 
 
 def test_the_task_runs_on_each_of_them_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import yaml
 from tests.machines import parts
 
 ROOT = Path(__file__).parents[2]
+_NAMED = re.compile(r"\bparts? (`[a-z-]+`(?:(?:,|,? and) `[a-z-]+`)*)")
+_NAME = re.compile(r"`([a-z-]+)`")
 
 
 @pytest.fixture
@@ -89,10 +92,7 @@ def test_a_part_can_be_named() -> None:
     done = run("docker")
     assert done.stdout.split() == ["tests/machines/test_docker.py"]
     assert "part 'docker'" in done.stderr
-    assert run("networks").stdout.split() == [
-        "tests/machines/test_networks.py",
-        "tests/machines/test_own_network.py",
-    ]
+    assert run("images").stdout.split() == ["tests/machines/test_prepare.py", "tests/machines/test_seed.py"]
     assert run("roles").stdout.split() == ["molecule/docker", "molecule/cuda", "molecule/gpu_pods"]
     assert run("none").stdout == ""
     wrong = run("dokcer")
@@ -116,5 +116,21 @@ def test_a_workflow_runs_every_part_each_night() -> None:
     assert "make test-part PART=${{ matrix.part }}" in json.dumps(machines["steps"])
 
 
-def test_contributing_has_the_number_of_landings_that_run_all_parts() -> None:
-    assert f"after {len(parts.PARTS)} landings" in " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+def test_contributing_has_the_numbers_of_these_parts() -> None:
+    text, number = " ".join((ROOT / "CONTRIBUTING.md").read_text().split()), len(parts.PARTS)
+    assert f"after {number} landings" in text
+    assert f"once in {number} landings" in text
+    # Until each of so many was drawn once.
+    drawn = number * sum(1 / each for each in range(1, number + 1))
+    assert f"about {round(drawn, -1):.0f} landings" in text
+    slow = sum(part.minutes for part in parts.SLOW.values())
+    hours = slow + sum(part.minutes for part in parts.PARTS.values())
+    assert f"nearly {math.ceil(hours / 60)} hours without KVM, {math.ceil(slow / 60)} of them slow parts" in text
+
+
+def test_parts_that_the_documentation_names_exist() -> None:
+    """Also those of a list, as in: the parts `a` and `b`."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    found = [name for page in pages for listed in _NAMED.findall(page.read_text()) for name in _NAME.findall(listed)]
+    assert len(found) > 20
+    assert {*found} <= {*parts.PARTS, *parts.SLOW}

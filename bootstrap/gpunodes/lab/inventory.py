@@ -29,6 +29,11 @@ _LONG_LEASES = {
 _GRACE = {"node-monitor-grace-period": "2m0s"}
 # In milliseconds.
 _SLOW_ETCD = {"heartbeat-interval": "500", "election-timeout": "5000"}
+# On a control plane that joins beside others etcd starts only after minutes; its API server waits for that, and its
+# kubelet gets a certificate from this API server (kubeadm 1.36 cmd/join.go). The defaults are 2 and 5 minutes, 20 for
+# the whole join, and 15 for its token.
+_JOIN_LIMITS = {"etcdAPICall": "10m0s", "tlsBootstrap": "15m0s"}
+_JOIN_S = 2400
 _PROBE_PERIOD = 15
 _VIP_INTERVAL = 2
 """Seconds between two messages of the holder of the virtual address."""
@@ -48,6 +53,7 @@ def _slow(*, several: bool) -> dict[str, Any]:
             "kubernetesAPICall": "5m0s",
             "controlPlaneComponentHealthCheck": "10m0s",
             "upgradeManifests": "15m0s",
+            **(dict(_JOIN_LIMITS) if several else {}),
         },
         "gpunodes_component_arguments": {
             "apiServer": dict(_API_SERVER),
@@ -61,7 +67,15 @@ def _slow(*, several: bool) -> dict[str, Any]:
             }
             for pod, each in patched.items()
         },
-        **({"gpunodes_control_plane_vip_interval": _VIP_INTERVAL} if several else {}),
+        **(_of_several() if several else {}),
+    }
+
+
+def _of_several() -> dict[str, Any]:
+    return {
+        "gpunodes_control_plane_vip_interval": _VIP_INTERVAL,
+        "gpunodes_kubeadm_limit": _JOIN_S,
+        "gpunodes_join_token_ttl": _JOIN_S,
     }
 
 

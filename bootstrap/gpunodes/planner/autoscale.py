@@ -61,6 +61,11 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
                 kind == "wol" and not (each.settings["gpunodes_bmc_mac"] or each.identity.macs),
                 "it never reported a MAC address: set gpunodes_bmc_mac",
             ),
+            (
+                # cluster-autoscaler, processors/customresources/gpu_processor.go
+                len(devices.layout(each.labels.get(devices.SHARING, ""))) > 1,
+                f"with several MIG profiles its node offers no {devices.GPU}, and would never count as ready: use one",
+            ),
         )
         why = next((why for wrong, why in checks if wrong), "")
         if why:

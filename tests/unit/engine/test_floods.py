@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +106,16 @@ def test_the_beginning_of_messages_is_kept() -> None:
         assert process.stderr
         messages = Messages(process.stderr)
         process.wait()
-        text = messages.text(has_ended=True)
+        text = messages.text()
     assert text.startswith("first x")
     assert len(text) == 4096
+
+
+def test_a_message_that_is_still_on_its_way_is_waited_for() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb", buffering=0) as program:
+        messages = Messages(os.fdopen(read, "rb"))
+        later = threading.Timer(0.3, program.write, [b"prohibited\n"])
+        later.start()
+        assert messages.text() == "prohibited\n"
+        later.join()

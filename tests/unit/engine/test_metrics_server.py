@@ -83,7 +83,13 @@ def test_slow_clients_lose_their_connection(monkeypatch: pytest.MonkeyPatch) -> 
                 clients[0].sendall(b"x")
                 time.sleep(0.1)
         assert time.monotonic() < began + 20
-        assert ask(at)[0] == 200
+        # The others lose theirs at about the same time; until then, one more is closed at once.
+        while True:
+            with contextlib.suppress(OSError):
+                assert ask(at)[0] == 200
+                break
+            assert time.monotonic() < began + 20
+            time.sleep(0.1)
 
 
 def test_an_address_in_use() -> None:

@@ -115,7 +115,12 @@ class ControlPlane:
             (self.manifests / f"{component}.yaml").write_text(text)
         self.sync()
 
-    def written(self, document: Mapping[str, Any], patches: Mapping[str, Any] | None = None) -> dict[str, str]:
+    def written(
+        self,
+        document: Mapping[str, Any],
+        patches: Mapping[str, Any] | None = None,
+        timeouts: Mapping[str, Any] | None = None,
+    ) -> dict[str, str]:
         local = document["etcd"]["local"]
         images = {name: f"registry.k8s.io/{name}:{document['kubernetesVersion']}" for name in PODS}
         images["etcd"] = f"{local.get('imageRepository', 'registry.k8s.io')}/etcd:{local.get('imageTag', '3.6.8-0')}"
@@ -125,6 +130,9 @@ class ControlPlane:
             for key in keys:
                 own = own[key]
             pod = manifest(component, own, images[component], "10.0.0.1", "cp-1")
+            # kubeadm 1.36 app/util/staticpod, StartupProbe: every 10 s, 4 minutes by default.
+            minutes = int((timeouts or {}).get("controlPlaneComponentHealthCheck", "4m0s").partition("m")[0])
+            pod["spec"]["containers"][0]["startupProbe"] = {"failureThreshold": 6 * minutes}
             pod["spec"] |= (patches or {}).get(component, {}).get("spec", {})
             made[component] = yaml.safe_dump(pod)
         return made
@@ -167,7 +175,7 @@ class ControlPlane:
         assert init["nodeRegistration"]["name"] == "cp-1"
         folder = Path(init["patches"]["directory"])
         patches = {path.name.partition("+")[0].rstrip("0"): json.loads(path.read_text()) for path in folder.iterdir()}
-        for component, text in self.written(document, patches).items():
+        for component, text in self.written(document, patches, init["timeouts"]).items():
             if ("etcd" in argv) == (component == "etcd"):
                 assert environment is not None
                 (Path(environment["KUBEADM_INIT_DRYRUN_DIR"]) / f"{component}.yaml").write_text(text)
@@ -258,17 +266,18 @@ def test_what_an_upgrade_takes_away_from_the_manifests_of_others(machine: Contro
     pod = yaml.safe_load(machine.text("kube-apiserver"))
     machine.stored["scheduler"] = extra(v="3")
     machine.write("kube-scheduler", yaml.safe_load(machine.written(machine.stored)["kube-scheduler"]))
-    assert compared.lost({}, compared.own_client()) == []
+    assert compared.lost({}, {}, compared.own_client()) == []
     pod["spec"]["containers"][0]["command"] += ["--audit-log-path=/var/log/audit"]
     pod["spec"]["priority"] = 7
     machine.write("kube-apiserver", pod)
-    found = compared.lost({}, compared.own_client())
+    found = compared.lost({}, {}, compared.own_client())
     assert [(each.component, each.name) for each in found] == [
         ("kube-apiserver", "--audit-log-path"),
         ("kube-apiserver", "spec.priority"),
     ]
     # Patches of the settings are applied again.
-    assert len(compared.lost({"kube-apiserver0+strategic": {"spec": {"priority": 7}}}, compared.own_client())) == 1
+    patches = {"kube-apiserver0+strategic": {"spec": {"priority": 7}}}
+    assert len(compared.lost(patches, {}, compared.own_client())) == 1
 
 
 def test_a_changed_argument_is_shown_and_applied_once(machine: ControlPlane) -> None:
@@ -475,6 +484,21 @@ def test_a_patch_is_a_setting() -> None:
     assert texts(given) == [("kube-apiserver", "spec.priority", None, "3", "settings")]
     settings.apply(given, 1, check=False)
     assert texts(given) == []
+
+
+def test_time_limits_of_kubeadm_are_settings(machine: ControlPlane) -> None:
+    """kubeadm writes the time that a static pod has for its start into its manifest."""
+    timeouts = {"controlPlaneComponentHealthCheck": "10m0s"}
+    made = machine.written(machine.stored, timeouts=timeouts)
+    machine.write("etcd", yaml.safe_load(made["etcd"]))
+    name = "spec.containers[{}].startupProbe.failureThreshold"
+    assert texts(wanted()) == [("etcd", name.format("etcd"), "60", "24", "settings")]
+    given = Wanted(configuration(), timeouts=timeouts)
+    assert texts(given) == [(pod, name.format(pod), "24", "60", "settings") for pod in PODS if pod != "etcd"]
+    assert len(compared.lost({}, timeouts, compared.own_client())) == len(PODS) - 1
+    settings.apply(given, 1, check=False)
+    assert texts(given) == []
+    assert compared.lost({}, timeouts, compared.own_client()) == []
 
 
 def test_images_stay(machine: ControlPlane) -> None:

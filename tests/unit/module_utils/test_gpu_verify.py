@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import devices, gpu_cluster, gpu_verify, kube_api, pools
+from gpunodes.ansible.module_utils import devices, gpu_cluster, gpu_verify, kube_api, kubeconfig, pools
 from gpunodes.ansible.module_utils.cluster.nodes import GPU_BOOT, describe
 from gpunodes.ansible.module_utils.problem import MachineProblem
 
@@ -132,6 +132,41 @@ def test_what_is_right_is_left_alone_and_what_was_ours_goes() -> None:
     assert gone["metadata"]["annotations"] == {pools.MANAGED: None}
     assert gone["spec"]["taints"] == [THEIRS]
     assert pools.patch_of(node({"team": "a"}, []), {}, []) is None
+
+
+class Kept:
+    """A cluster with one node, which keeps what is changed."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.node = found
+        self.patches = 0
+
+    def find(self, path: str) -> Any:
+        assert path == "/api/v1/nodes/control-1"
+        return self.node
+
+    def call(self, method: str, path: str, body: Any, *_: Any) -> None:
+        assert (method, path) == ("PATCH", "/api/v1/nodes/control-1")
+        self.patches += 1
+        self.node["metadata"]["labels"] |= body["metadata"]["labels"]
+        self.node["metadata"]["annotations"] |= body["metadata"]["annotations"]
+
+
+def test_a_label_that_is_added_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    firewall, role = {"gpunodes.dev/firewall": "ufw"}, "node-role.kubernetes.io/gpu"
+    api = Kept(node({"gpunodes.dev/pool": "x", "team": "a", role: ""}, [TAINT]))
+    monkeypatch.setattr(kube_api, "admin", lambda: api)
+    monkeypatch.setattr(kubeconfig, "load", lambda _: {})
+    names = {"labels": ["gpunodes.dev/pool", role], "taints": ["nvidia.com/gpu:NoSchedule"]}
+    api.node["metadata"]["annotations"] = {pools.MANAGED: json.dumps(names)}
+    assert pools.add("control-1", firewall, check=True)
+    assert api.patches == 0
+    assert pools.add("control-1", firewall, check=False)
+    assert api.node["metadata"]["labels"] == {"gpunodes.dev/pool": "x", "team": "a", role: "", **firewall}
+    assert pools.managed(api.node)["labels"] == {"gpunodes.dev/pool": "x", **firewall}
+    assert pools.managed(api.node)["taints"] == [TAINT]
+    assert pools.add("control-1", firewall, check=False) == []
+    assert api.patches == 1
 
 
 class Registering:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger, static_pod_files
+from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger, pools, static_pod_files
 from gpunodes.ansible.module_utils.host import services
 from gpunodes.ansible.module_utils.kubeadm import command, errors, init, join, reset, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem, Problem
@@ -183,6 +183,23 @@ def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.
     assert (mode(killed), list(tokens)) == (0o600, ["bootstrap-token-b", "bootstrap-token-c"])
     assert ledger.load().kubeadm == "init done"
     assert init.init([], {}, {}, 60, check=False).actions == []
+
+
+def test_a_node_of_another_name_than_its_machine_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, killed: Path
+) -> None:
+    """`kubeadm init --node-name` of others: the role pool knows by the machine's identity which node to label."""
+
+    class Other(Api):
+        def find(self, path: str) -> Any:
+            return None if path.startswith("/api/v1/nodes/") else super().find(path)
+
+    monkeypatch.setattr(kube_api, "admin", lambda **_: Other({}))
+    monkeypatch.setattr(pools, "REGISTERS_S", 0.0)
+    labels = init.Node(labels={"gpunodes.dev/firewall": "ufw"})
+    for check in (True, False):
+        assert init.init([], {}, {}, 60, check, labels).actions == []
+    assert killed.exists()
 
 
 def test_a_control_plane_whose_manifest_an_interrupted_run_left_away_is_started(

@@ -292,12 +292,15 @@ def kubeadm_init(machine: Machine) -> dict[str, Any]:
 
     machine.monkeypatch.setattr(kubeconfig, "load", load)
     machine.monkeypatch.setattr(init, "_missing_parts", lambda _: [])
+    registered: dict[str, Any] = {"metadata": {"name": "control-1", "resourceVersion": "1"}, "spec": {}}
+    machine.cluster.objects["/api/v1/nodes/control-1"] = registered
     key = {"secret": HIDDEN, "generated": init.RANDOM_KEY}
     return {
         "documents": [
             {"kind": "InitConfiguration", "certificateKey": HIDDEN, "nodeRegistration": {"name": "control-1"}}
         ],
         "files": {f"{machine.root}/encryption.json": {"keys": [key]}},
+        "labels": {"gpunodes.dev/firewall": "ufw"},
     }
 
 
@@ -814,6 +817,13 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
             ),
             "kubeadm": ({"control plane": "none"}, {"control plane": "complete"}),
             "{root}/encryption.json": ("", "(secret 1)"),
+            "Node control-1": (
+                {"labels": {}, "annotations": {}},
+                {
+                    "labels": {"gpunodes.dev/firewall": "ufw"},
+                    "annotations": {pools.MANAGED: '{"labels": ["gpunodes.dev/firewall"], "taints": []}'},
+                },
+            ),
         },
     ),
     "kubeadm_join": (
@@ -959,8 +969,10 @@ def cluster_info(machine: Machine) -> dict[str, Any]:
 
 
 def read_for_upgrade(machine: Machine) -> dict[str, Any]:
-    def read(sources: upgrade_facts.Sources, cluster: bool, patches: dict[str, Any]) -> dict[str, Any]:
-        return {"url": sources.url, "cluster": cluster, "patches": patches}
+    def read(
+        sources: upgrade_facts.Sources, cluster: bool, patches: dict[str, Any], timeouts: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {"url": sources.url, "cluster": cluster, "patches": patches, "timeouts": timeouts}
 
     machine.monkeypatch.setattr(upgrade_facts, "read", read)
     return {"url": "http://mirror/", "cluster": True}

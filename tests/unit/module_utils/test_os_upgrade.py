@@ -43,6 +43,9 @@ class Apt:
     def run(self, *arguments: str) -> CommandResult:
         words = [each for each in arguments if not each.startswith("-o")]
         self.calls.append(words)
+        # Else apt upgrades what has the same source package, such as the kernel's metapackages.
+        exactly = "-oAPT::Get::Upgrade-By-Source-Package=false" in arguments
+        assert exactly or not any("=" in each for each in words)
         out = ""
         if "--simulate" in words:
             done = any("=" in each for each in words)

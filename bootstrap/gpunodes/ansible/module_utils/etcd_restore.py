@@ -28,7 +28,7 @@ BUMP = 1_000_000_000
 """Revisions that are skipped: clients' caches are older than any object then (etcd, issue 16028)."""
 POD = "gpunodes-etcd-restore"
 _BEFORE, _RESTORED, _PARTIAL = "gpunodes-before-", "gpunodes-restored-", "gpunodes-restoring"
-_STOP_S = 120
+_STOP_S = 300
 _RESTORE_S = 1800
 _POLL_S = 1.0
 _URL = r"https?://[A-Za-z0-9.:\[\]-]{1,200}"

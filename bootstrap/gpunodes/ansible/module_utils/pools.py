@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import devices, kube_api, kubeconfig
@@ -26,6 +26,10 @@ _CONFLICT = 409
 REGISTERS_S = 180.0
 """Seconds to wait until a kubelet registers its node: `kubeadm join` can end before that."""
 _PAUSE_S = 1.0
+Patch = Callable[[Mapping[str, Any]], "dict[str, Any] | None"]
+"""Gives the merge patch of a node, None if nothing has to change."""
+_NEW: Mapping[str, Any] = {"metadata": {"resourceVersion": ""}}
+"""A node that does not exist yet."""
 
 
 def managed(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,16 +67,36 @@ def apply(
     Raises MachineProblem if the node does not exist and is not registered in time. With ``check`` a node, or a whole
     cluster, that does not exist yet gets them.
     """
-    empty = {"metadata": {"resourceVersion": ""}}
+    return _converge(name, lambda node: patch_of(node, labels, taints), check)
+
+
+def add(name: str, labels: Mapping[str, str], check: bool) -> list[Difference]:
+    """Add managed labels to a node, whose others stay; returns the differences. Raises and checks as ``apply`` does."""
+
+    def patch(node: Mapping[str, Any]) -> dict[str, Any] | None:
+        present = managed(node)
+        if labels.items() <= present["labels"].items():
+            return None
+        return patch_of(node, {**present["labels"], **labels}, present["taints"])
+
+    return _converge(name, patch, check)[1]
+
+
+def planned(name: str, labels: Mapping[str, str]) -> list[Difference]:
+    """The differences that ``add`` makes on a node that does not exist yet."""
+    return _changed(name, _NEW, patch_of(_NEW, labels, ()))[1]
+
+
+def _converge(name: str, patch_of_node: Patch, check: bool) -> tuple[list[str], list[Difference]]:
     if check and kubeconfig.load(kubeconfig.ADMIN) is None:
-        return _changed(name, empty, labels, taints)
+        return _changed(name, _NEW, patch_of_node(_NEW))
     client = kube_api.admin()
     deadline = time.monotonic() + REGISTERS_S
     while True:
         node = client.find(f"/api/v1/nodes/{name}")
         if node is None:
-            if check or not (labels or taints):
-                return _changed(name, empty, labels, taints)
+            if check or patch_of_node(_NEW) is None:
+                return _changed(name, _NEW, patch_of_node(_NEW))
             if time.monotonic() > deadline:
                 raise MachineProblem(
                     f"the cluster has no node {name}",
@@ -81,7 +105,7 @@ def apply(
                 )
             time.sleep(_PAUSE_S)
             continue
-        patch = patch_of(node, labels, taints)
+        patch = patch_of_node(node)
         if patch is not None and not check:
             try:
                 client.call("PATCH", f"/api/v1/nodes/{name}", patch, {"fieldManager": kube_api.MANAGER}, kube_api.MERGE)
@@ -89,14 +113,11 @@ def apply(
                 if error.status != _CONFLICT:
                     raise
                 continue  # the node was changed meanwhile: read it again
-        return _changed(name, node, labels, taints)
+        return _changed(name, node, patch)
 
 
-def _changed(
-    name: str, node: Mapping[str, Any], labels: Mapping[str, str], taints: Sequence[Mapping[str, str]]
-) -> tuple[list[str], list[Difference]]:
-    """The node's name and its differences if it does not have these labels and taints."""
-    patch = patch_of(node, labels, taints)
+def _changed(name: str, node: Mapping[str, Any], patch: Mapping[str, Any] | None) -> tuple[list[str], list[Difference]]:
+    """The node's name and its differences, both empty without a patch."""
     if patch is None:
         return [], []
     new = {kind: patch["metadata"][kind] for kind in ("labels", "annotations")}

@@ -51,8 +51,10 @@ class Sources:
     proxies: Proxies | None = None
 
 
-def read(sources: Sources, cluster: bool, patches: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The machine, and with ``cluster`` its cluster too; ``patches`` are those with which kubeadm will upgrade it."""
+def read(
+    sources: Sources, cluster: bool, patches: Mapping[str, Mapping[str, Any]], timeouts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The machine, and with ``cluster`` its cluster too; kubeadm will upgrade it with ``patches`` and ``timeouts``."""
     offered, unread = _offered(sources.url, sources.proxies) if sources.url else ({}, "")
     texts = {name: versions.manifest(name) or "" for name in versions.COMPONENTS}
     given = {name: versions.arguments(text) for name, text in texts.items() if text}
@@ -70,7 +72,7 @@ def read(sources: Sources, cluster: bool, patches: Mapping[str, Mapping[str, Any
         "unpackaged": _unpackaged(),
         "unfinished": bool(found.upgrade),
         # Of a control plane that gpunodes made this is drift, which is compared with the settings.
-        **({"lost": [], "not_compared": ""} if found.kubeadm or not any(texts.values()) else _lost(patches)),
+        **({"lost": [], "not_compared": ""} if found.kubeadm or not any(texts.values()) else _lost(patches, timeouts)),
         "offered": offered,
         "unread": unread,
         "fetched": _fetched_images(sources, offered),
@@ -84,10 +86,10 @@ def _unpackaged() -> list[str]:
     return [name for name, path in found.items() if path != f"/usr/bin/{name}" and (path or name == "kubelet")]
 
 
-def _lost(patches: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _lost(patches: Mapping[str, Mapping[str, Any]], timeouts: Mapping[str, Any]) -> dict[str, Any]:
     """What kubeadm will change in the manifests of others beside versions, or why that is not known; no values."""
     try:
-        differences = compared.lost(patches, compared.own_client())[: drift.MOST]
+        differences = compared.lost(patches, timeouts, compared.own_client())[: drift.MOST]
     except MachineProblem as problem:
         return {"lost": [], "not_compared": str(problem)[:300]}
     return {"lost": [{"component": each.component, "name": each.name} for each in differences], "not_compared": ""}

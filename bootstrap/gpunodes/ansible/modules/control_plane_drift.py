@@ -26,6 +26,10 @@ options:
     description: Patches of the files that kubeadm writes, by name (C(kube-apiserver0+strategic)), as in C(--patches).
     type: dict
     default: {}
+  timeouts:
+    description: kubeadm's C(timeouts) (v1beta4), one of which it writes into the manifests of the static pods.
+    type: dict
+    default: {}
   files:
     description: JSON files that the API server reads, by path.
     type: dict
@@ -86,6 +90,7 @@ def main() -> None:
         argument_spec={
             "configuration": {"type": "dict", "required": True},
             "patches": {"type": "dict", "default": {}},
+            "timeouts": {"type": "dict", "default": {}},
             "files": {"type": "dict", "default": {}},
             "networks": {"type": "dict", "default": {}},
             "foreign": {"type": "bool", "default": False},
@@ -95,7 +100,9 @@ def main() -> None:
 
     def work() -> dict[str, object]:
         given = module.params
-        wanted = compared.Wanted(given["configuration"], given["patches"], given["files"], given["networks"])
+        wanted = compared.Wanted(
+            given["configuration"], given["patches"], given["files"], given["networks"], given["timeouts"]
+        )
         return {"changed": False, "control_plane_drift": compared.report(wanted, foreign=given["foreign"])}
 
     carry_out(module, work, changes=False)

@@ -33,6 +33,10 @@ options:
     description: Patches of the files that kubeadm writes, by name (C(kube-apiserver0+strategic)), as in C(--patches).
     type: dict
     default: {}
+  timeouts:
+    description: kubeadm's C(timeouts) (v1beta4), one of which it writes into the manifests of the static pods.
+    type: dict
+    default: {}
   files:
     description: JSON files that the API server reads, by path. They are readable by root only.
     type: dict
@@ -94,6 +98,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["checked", "applied", "verified", "undone"], "default": "applied"},
             "configuration": {"type": "dict", "required": True},
             "patches": {"type": "dict", "default": {}},
+            "timeouts": {"type": "dict", "default": {}},
             "files": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 300},
         },
@@ -104,7 +109,7 @@ def main() -> None:
         given = module.params
         if given["state"] == "undone":
             return settings.undo(given["timeout"], module.check_mode).result()
-        wanted = compared.Wanted(given["configuration"], given["patches"], given["files"])
+        wanted = compared.Wanted(given["configuration"], given["patches"], given["files"], timeouts=given["timeouts"])
         if given["state"] == "verified":
             return settings.verify(wanted, module.check_mode).result()
         if given["state"] == "checked":

@@ -39,6 +39,10 @@ options:
       taint that this module removed.
     type: bool
     default: false
+  labels:
+    description: Labels that the control plane's node gets; others stay.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     support: full
@@ -88,7 +92,7 @@ diff:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.entry import carry_out
-from ..module_utils.kubeadm.init import init
+from ..module_utils.kubeadm.init import Node, init
 
 
 def main() -> None:
@@ -99,6 +103,7 @@ def main() -> None:
             "files": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 900},
             "schedulable": {"type": "bool", "default": False},
+            "labels": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
@@ -111,7 +116,7 @@ def main() -> None:
             parameters["files"],
             parameters["timeout"],
             module.check_mode,
-            schedulable=parameters["schedulable"],
+            Node(parameters["schedulable"], {key: str(value) for key, value in parameters["labels"].items()}),
         ).result()
 
     carry_out(module, work)

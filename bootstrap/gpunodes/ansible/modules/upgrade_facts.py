@@ -44,6 +44,10 @@ options:
       others made is compared with what kubeadm would write.
     type: dict
     default: {}
+  timeouts:
+    description: kubeadm's C(timeouts) (v1beta4), one of which it writes into these manifests.
+    type: dict
+    default: {}
   proxies:
     description: The machine's HTTP proxies, with C(http), C(https) and C(no_proxy).
     type: dict
@@ -96,6 +100,7 @@ def main() -> None:
             "mirrors": {"type": "dict", "default": {}},
             "cluster": {"type": "bool", "default": False},
             "patches": {"type": "dict", "default": {}},
+            "timeouts": {"type": "dict", "default": {}},
             "proxies": {"type": "dict"},
             "proxy_credentials": {"type": "dict", "no_log": True},
         },
@@ -111,7 +116,8 @@ def main() -> None:
             given["mirrors"],
             proxies_from(given["proxies"], given["proxy_credentials"]),
         )
-        return {"changed": False, "upgrade_facts": upgrade_facts.read(sources, given["cluster"], given["patches"])}
+        found = upgrade_facts.read(sources, given["cluster"], given["patches"], given["timeouts"])
+        return {"changed": False, "upgrade_facts": found}
 
     carry_out(module, work, changes=False)
 

@@ -49,7 +49,7 @@ class Forward:
 
     def lost(self, why: str) -> GpunodesError:
         """The error for a broken connection, with what ssh reports about it."""
-        reason = ssh_reason(self._messages.text(has_ended=self._process.poll() is not None))
+        reason = ssh_reason(self._messages.text())
         return GpunodesError(
             f"{self.machine}: {reason or why}",
             "a machine that is reachable by SSH, and whose SSH server forwards ports",

@@ -7,8 +7,8 @@ import threading
 from typing import IO
 
 _MOST = 4096
-_END_S = 1.0
-"""Seconds for the rest of the messages of a program that has ended."""
+_REST_S = 1.0
+"""Seconds for what the program printed a moment ago."""
 
 
 class Messages:
@@ -23,10 +23,12 @@ class Messages:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def text(self, *, has_ended: bool) -> str:
-        """The beginning of the messages; ``has_ended``: the program has, so that the rest of them comes soon."""
-        if has_ended:
-            self._thread.join(_END_S)
+    def text(self) -> str:
+        """The beginning of the messages. Waits for the end of the pipe, but not for long: the program may go on.
+
+        ssh prints why it closed a connection before it closes it; this thread may see that first.
+        """
+        self._thread.join(_REST_S)
         return bytes(self._kept).decode("utf-8", "replace")
 
     def _read(self) -> None:

@@ -118,7 +118,7 @@ class Stream:
 
     def lost(self, why: str) -> StreamLost:
         """The error for a broken exchange, with what ssh reports about it."""
-        reason = ssh_reason(self._messages.text(has_ended=self._process.poll() is not None))
+        reason = ssh_reason(self._messages.text())
         return StreamLost(
             f"{self._machine}: {reason or why}",
             "a machine that is reachable by SSH, with sudo",

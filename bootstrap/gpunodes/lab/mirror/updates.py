@@ -1,7 +1,8 @@
 """A newer kernel than that of the machines' image, as Debian's security archive offers one.
 
 It is the kernel of the release's backports: they always have a newer one, while the release and its security archive
-may have the same. It is a tree of its own, for labs whose machines boot their own kernel.
+may have the same. It is a tree of its own, for labs whose machines boot their own kernel, with what that kernel's
+packages need and those of the release's kernel do not: the mirror lacks it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def build(cache: Path, *, suite: str, progress: Callable[[str], None]) -> Path:
         def fill(tree: Path) -> None:
             release = source(suite)
             archives = debian.download(suite, [f"{name}/{release}" for name in _PACKAGES], home, progress, (release,))
-            newer = [archive for archive in archives if _BACKPORT in archive.name]
+            newer = missing(archives, debian.download(suite, _PACKAGES, home, progress))
             root = tree / "debian-security"
             pool = root / "pool" / suite
             pool.mkdir(parents=True)
@@ -64,6 +65,12 @@ def build(cache: Path, *, suite: str, progress: Callable[[str], None]) -> Path:
 def source(suite: str) -> str:
     """The suite of Debian's archive that the newer kernel is from."""
     return f"{suite}-backports"
+
+
+def missing(archives: Iterable[Path], present: Iterable[Path]) -> list[Path]:
+    """Those of ``archives`` that are backports, or packages that ``present`` does not have in any version."""
+    names = {archive.name.partition("_")[0] for archive in present}
+    return [each for each in archives if _BACKPORT in each.name or each.name.partition("_")[0] not in names]
 
 
 def kernel_of(archives: Iterable[Path]) -> str:

@@ -34,6 +34,8 @@ class Wanted:
     """JSON files of the API server by path."""
     networks: Mapping[str, str] = field(default_factory=dict)
     """podSubnet and serviceSubnet, which are only compared."""
+    timeouts: Mapping[str, Any] = field(default_factory=dict)
+    """kubeadm's time limits (v1beta4): it writes one of them into the manifests, for the start of each static pod."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def compare(wanted: Wanted, client: Client) -> Compared:
         pods, stored, place = _read(workshop, client)
         configuration = drift.merged(stored, wanted.configuration)
         own = drift.with_running(configuration, pods)
-        texts = workshop.manifests(own, place, wanted.patches, pods)
+        texts = workshop.manifests(own, place, wanted.patches, wanted.timeouts, pods)
         found: list[Drift] = []
         manifests = {}
         for component, made in texts.items():
@@ -134,18 +136,19 @@ def compare(wanted: Wanted, client: Client) -> Compared:
     return Compared(found, stored, configuration, manifests, missing, place["address"], place["name"])
 
 
-def lost(patches: Mapping[str, Mapping[str, Any]], client: Client) -> list[Drift]:
-    """What the next upgrade by kubeadm changes in the manifests beside versions; raises MachineProblem.
+def lost(patches: Mapping[str, Mapping[str, Any]], timeouts: Mapping[str, Any], client: Client) -> list[Drift]:
+    """What the next upgrade by kubeadm, with these patches and time limits, changes in the manifests beside versions.
 
     Neither kubeadm's configuration in the cluster nor ``patches`` have it: a user edited a manifest, or gave kubeadm
-    patches of their own.
+    patches of their own. Raises MachineProblem.
     """
     with expected.Workshop() as workshop:
         pods, stored, place = _read(workshop, client)
         kept = drift.merged(stored, stored)
         kept["apiServer"]["extraVolumes"] = drift.volumes(stored)
         found: list[Drift] = []
-        for component, made in workshop.manifests(drift.with_running(kept, pods), place, patches, pods).items():
+        texts = workshop.manifests(drift.with_running(kept, pods), place, patches, timeouts, pods)
+        for component, made in texts.items():
             pod = workshop.data(made, f"kubeadm's manifest of {component}")
             found += drift.of_pod(component, pods[component], pod, stored)
     return found

@@ -60,12 +60,13 @@ class Workshop:
         configuration: Mapping[str, Any],
         place: Mapping[str, str],
         patches: Mapping[str, Mapping[str, Any]],
+        timeouts: Mapping[str, Any],
         pods: Mapping[str, Any],
     ) -> dict[str, str]:
         """The manifests of a ClusterConfiguration by component, each with the image with which its pod runs.
 
-        ``place`` are ``name`` and ``address`` of this machine in the cluster. Raises MachineProblem for settings that
-        kubeadm refuses.
+        ``place`` are ``name`` and ``address`` of this machine in the cluster; kubeadm gives each static pod the time of
+        ``timeouts`` to start. Raises MachineProblem for settings that kubeadm refuses.
         """
         out, folder = f"{self._folder}/out", f"{self._folder}/patches"
         for each in (out, folder):
@@ -74,7 +75,7 @@ class Workshop:
         for name, patch in patches.items():
             disk.write(f"{folder}/{name}.json", json.dumps(patch), 0o600)
         path = f"{self._folder}/kubeadm.yaml"
-        documents = [init_document(place, folder), _with_images(configuration, pods)]
+        documents = [{**init_document(place, folder), "timeouts": timeouts}, _with_images(configuration, pods)]
         disk.write(path, "\n---\n".join(json.dumps(each) for each in documents) + "\n", 0o600)
         environment = {**command.without_proxies(), "KUBEADM_INIT_DRYRUN_DIR": out}
         for phase in ("control-plane all", "etcd local"):

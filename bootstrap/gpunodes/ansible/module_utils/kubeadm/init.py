@@ -10,9 +10,10 @@ import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from .. import disk, etcd_data, kube_api, kubeconfig, ledger
+from .. import disk, etcd_data, kube_api, kubeconfig, ledger, pools
 from ..cluster import schedulable as taint
 from ..cluster.tokens import new_token
 from ..host import services
@@ -31,6 +32,17 @@ _POLL_S = 1.0
 _BOOT_S = 300
 """Seconds that a control plane may take to respond after its machine has booted."""
 _APPS = "/apis/apps/v1/namespaces/kube-system"
+_LABELS = "label the node"
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the control plane's node is to have beside what kubeadm gives it."""
+
+    schedulable: bool = False
+    """Whether ordinary pods may run on it."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that are added to a node with the name of its machine; others stay."""
 
 
 def init(
@@ -39,10 +51,9 @@ def init(
     files: Mapping[str, Mapping[str, Any]],
     limit_s: float,
     check: bool,
-    *,
-    schedulable: bool = False,
+    node: Node = Node(),
 ) -> Report:
-    """Make this machine a control plane, unless it is one already; ``schedulable``: ordinary pods may run on it.
+    """Make this machine a control plane, unless it is one already.
 
     ``files`` are JSON files to which the documents refer, by path; readable by root only, and written when the control
     plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here and never leaves the machine.
@@ -60,7 +71,7 @@ def init(
                 report.add("finish an interrupted kubeadm init", _became_control_plane("interrupted"))
                 if not check:
                     _end_init(machine_ledger)
-            _schedule(report, documents, schedulable, check)
+            _finish_node(report, documents, node, check)
             return report
         report.add("reset an interrupted kubeadm init", _became_control_plane("interrupted"))
     elif os.path.exists(kubeconfig.KUBELET):
@@ -78,8 +89,10 @@ def init(
         *(each for path, content in files.items() for each in of_file(path, json.dumps(content), 0o600)),
     )
     if check:
-        if schedulable:
+        if node.schedulable:
             report.add(taint.ACTIONS[True], taint.planned())
+        if node.labels:
+            report.add(_LABELS, *pools.planned(_name(documents), node.labels))
         return report
     command.begin(machine_ledger, "init started")
     if leftovers:
@@ -88,7 +101,7 @@ def init(
     complete = [_complete(document, new_token()) for document in documents]
     command.run("init", complete, limit_s, ("--skip-token-print",), patches)
     _end_init(machine_ledger)
-    _schedule(report, documents, schedulable, check)
+    _finish_node(report, documents, node, check)
     return report
 
 
@@ -129,12 +142,22 @@ def _started_again(machine_ledger: Ledger, check: bool) -> Report:
     return report
 
 
-def _schedule(report: Report, documents: Sequence[Mapping[str, Any]], schedulable: bool, check: bool) -> None:
-    """Let ordinary pods run on this node, or undo that."""
+def _finish_node(report: Report, documents: Sequence[Mapping[str, Any]], node: Node, check: bool) -> None:
+    """Let ordinary pods run on this node, or undo that, and label it."""
+    client, name = kube_api.admin(), _name(documents)
+    if difference := taint.converge(client, name, schedulable=node.schedulable, check=check):
+        report.add(taint.ACTIONS[node.schedulable], difference)
+    # kubeadm init ends with a registered node. That of others may not have its machine's name: the role pool labels it.
+    if not node.labels or client.find(f"/api/v1/nodes/{name}") is None:
+        return
+    if differences := pools.add(name, node.labels, check):
+        report.add(_LABELS, *differences)
+
+
+def _name(documents: Sequence[Mapping[str, Any]]) -> str:
+    """The name of the node that kubeadm makes of this machine by these documents."""
     registrations = [document.get("nodeRegistration") or {} for document in documents]
-    name = next(filter(None, (each.get("name") for each in registrations)), socket.gethostname()).lower()
-    if difference := taint.converge(kube_api.admin(), name, schedulable=schedulable, check=check):
-        report.add(taint.ACTIONS[schedulable], difference)
+    return next(filter(None, (each.get("name") for each in registrations)), socket.gethostname()).lower()
 
 
 def _became_control_plane(before: str) -> Difference:

@@ -23,6 +23,8 @@ from . import kernels, locks, reboot
 from .pending import Package, Pending, kept_files, parse
 
 apt = packages.Apt.get
+_EXACTLY = "-oAPT::Get::Upgrade-By-Source-Package=false"
+"""By default apt upgrades what has the same source package, too: of a kernel the packages that depend on the newest."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def prepare(request: Request, check: bool = False) -> Outcome:
         done.actions.append(f"download {len(wanted)} packages")
         done.differences.append(Difference("downloaded packages", {}, wanted))
         if not check:
-            _must("downloading packages", apt("install", "--download-only", *_versions(wanted)))
+            _must("downloading packages", apt(_EXACTLY, "install", "--download-only", *_versions(wanted)))
     return done
 
 
@@ -210,7 +212,7 @@ def _versions(wanted: Mapping[str, str]) -> list[str]:
 
 def _to_download(wanted: Mapping[str, str]) -> bool:
     """Whether a package is missing in apt's archives."""
-    result = apt("install", "--print-uris", *_versions(wanted))
+    result = apt(_EXACTLY, "install", "--print-uris", *_versions(wanted))
     _must("apt-get install", result)
     return any(line.startswith("'") for line in result.out.splitlines())
 
@@ -272,7 +274,7 @@ def _install_kernel(new: Sequence[Package], release: str, done: Outcome, check: 
 def _install(wanted: Sequence[Package], action: str, done: Outcome, check: bool) -> None:
     """Install exactly these versions; raises MachineProblem if that would remove a package."""
     versions = _versions({each.name: each.new for each in wanted})
-    simulated = apt("install", "--simulate", *versions)
+    simulated = apt(_EXACTLY, "install", "--simulate", *versions)
     _must("apt-get install", simulated)
     if removes := packages.parse_simulation(simulated.out).removes:
         fact = f"to {action} would remove {', '.join(removes)}"
@@ -287,7 +289,7 @@ def _install(wanted: Sequence[Package], action: str, done: Outcome, check: bool)
     )
     if check:
         return
-    result = apt("install", *versions)
+    result = apt(_EXACTLY, "install", *versions)
     _must(action, result)
     done.notes += [
         f"{path}: the machine's version was kept; the package's is beside it, as {path}.dpkg-dist"
