@@ -33,7 +33,7 @@ class Part:
     files: Sequence[str] = ()
     """Test files of this folder."""
     scenarios: Sequence[str] = ()
-    """Scenarios of molecule/, on one set of machines; not the scenario default, which `make test` always runs."""
+    """Scenarios of molecule/, on one set of machines."""
 
     @property
     def paths(self) -> list[str]:
@@ -42,7 +42,7 @@ class Part:
 
 
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
-# together. CI ends after 90 minutes: a part has 40 of them, the other tests 30, and a slow machine the rest.
+# together. CI ends after 90 minutes: a part has 40 of them, the other tests 25, and a slow machine the rest.
 PARTS: Mapping[str, Part] = {
     "network-policy": Part(32, ("test_network_policy.py",)),
     "load-balancer": Part(26, ("test_load_balancer.py",)),
@@ -59,6 +59,7 @@ PARTS: Mapping[str, Part] = {
     "gpu-pods": Part(36, ("test_gpu_pods.py",)),
     "repair": Part(37, ("test_repair.py",)),
     "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
+    "prepared": Part(14, scenarios=("default",)),
     "leave": Part(37, ("test_leave.py",)),
     "health": Part(26, ("test_health.py",)),
     "pool-guard": Part(31, ("test_pool_guard.py",)),
