@@ -13,6 +13,7 @@ from gpunodes.engine import history, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.scans import MachineScan
+from gpunodes.model import Role
 from gpunodes.operations.repair import commands
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
@@ -131,6 +132,41 @@ def test_cpu_nodes_do_not_dilute_unhealthy_gpu_nodes(labelled: bool, without_clu
             node["metadata"]["labels"]["gpunodes.dev/pool"] = "h100" if name in {"w0", "w1", "w2", "w3"} else "cpu"
     found = run_on(place, "w0", "w1", "w2", without_cluster=without_cluster)
     assert (found.decision, found.why[:6]) == (Decision.REFUSE, "3 of 4"), found.why
+
+
+@pytest.mark.parametrize("every", [True, False])
+@pytest.mark.parametrize(("hosts", "without_cluster"), [(True, False), (False, False), (True, True)])
+def test_machines_that_are_no_nodes_do_not_dilute_unhealthy_nodes(
+    hosts: bool, every: bool, without_cluster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen GPU hosts, or machines that have not joined yet, beside four nodes; the timer selects all of them."""
+    place = fleet(20, ["w0", "w1", "w2"])
+    bare = list(place.machines)[4:]
+    if not without_cluster:
+        for name in bare:
+            del place.api.nodes[name]
+    if hosts:
+        entries = [
+            dataclasses.replace(each, role=Role.GPU_HOST) if each.name in bare else each
+            for each in place.all_machines()
+        ]
+        monkeypatch.setattr(place, "all_machines", lambda: entries)
+    names = list(place.machines) if every else ["w0", "w1", "w2"]
+    found = run_on(place, *names, without_cluster=without_cluster)
+    assert (found.decision, found.why[:6]) == (Decision.REFUSE, "3 of 4"), found.why
+    assert not any(machine.done for machine in place.machines.values())
+
+
+def test_gpu_hosts_are_repaired_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are a pool of their own: unhealthy nodes do not stop that."""
+    place = fleet(8, ["w0", "w1", "w2", "w7"])
+    entries = [
+        dataclasses.replace(each, role=Role.GPU_HOST) if each.name > "w3" else each for each in place.all_machines()
+    ]
+    monkeypatch.setattr(place, "all_machines", lambda: entries)
+    results = {each.machine: each for each in run(place, without_cluster=True).machines}
+    assert results["w7"].outcome is RepairOutcome.REPAIRED
+    assert {results[name].decision for name in ("w0", "w1", "w2")} == {Decision.REFUSE}
 
 
 def test_only_the_pool_of_a_repaired_machine_is_scanned_too() -> None:
