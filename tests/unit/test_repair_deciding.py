@@ -13,6 +13,7 @@ from gpunodes.engine import history, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.scans import MachineScan
+from gpunodes.errors import GpunodesError
 from gpunodes.model import Role
 from gpunodes.operations.repair import commands
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
@@ -21,7 +22,7 @@ from gpunodes.repair.request import RepairRequest
 from gpunodes.repair.result import MachineRepair, RepairResult
 
 from tests import repair_fleet
-from tests.repair_fleet import Fleet, clean, fleet, hurry, outcomes, run
+from tests.repair_fleet import Fleet, clean, fleet, hurry, outcomes, resume, run
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +217,32 @@ def test_the_loop_guard_counts_repairs_of_controllers_whose_clocks_are_behind(mo
     assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
     assert place.machines["w1"].done == ["reboot", "reboot"]
     assert all(entry.seconds < 60 for entry in history.read("w1"))
+
+
+@pytest.mark.parametrize("by", [resume, run])
+def test_a_repair_that_another_controller_resumes_counts_once(
+    by: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start is in the record and in the annotation of the node, and then also in the history of the second one."""
+    place = fleet(5, ["w1"])
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise GpunodesError("the lock is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpunodes.operations.drain.drain", dies)
+        assert outcomes(run(place))["w1"] is RepairOutcome.NOT_REPAIRED
+    time.sleep(1.1)
+    (tmp_path / "second").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
+    assert outcomes(by(place))["w1"] is RepairOutcome.REPAIRED
+    time.sleep(1.1)  # a node remembers its repairs by the second
+    place.machines["w1"].sick = True
+    assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED, "one repair of two"
+    place.machines["w1"].sick = True
+    assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
+    begun, *_ = history.read("w1")
+    assert (begun.kind, begun.what, begun.detail[:7]) == (history.EntryKind.VERDICT, "reboot", "reboot:")
 
 
 def test_without_a_cluster_only_the_machine_is_changed() -> None:
