@@ -230,6 +230,28 @@ def test_a_repair_that_ended_with_an_error_releases_its_lock(monkeypatch: pytest
     thread.join()
 
 
+def test_a_decision_that_expired_before_the_lock_was_taken_is_made_again() -> None:
+    """The controller was suspended in between, and another command used the budget."""
+    place, armed = fleet(5, ["w1"]), [True]
+
+    def before(method: str, path: str) -> None:
+        if armed and method == "POST" and path == LEASES and "gpunodes-decision" in place.api.leases:
+            armed.clear()
+            del place.api.leases["gpunodes-decision"]
+            place.cordon("w2", "anns-repair")
+            place.api.leases["gpunodes-machine-w2"] = {
+                "metadata": {"name": "gpunodes-machine-w2", "annotations": {}, "resourceVersion": "1"},
+                "spec": {"holderIdentity": ANN, "renewTime": "2099-01-01T00:00:00.000000Z", "leaseDurationSeconds": 60},
+            }
+
+    place.api.before = before
+    found = run(place)["w1"]
+    assert (found.decision, found.why[:2]) == (Decision.WAIT, "w2")
+    assert place.machines["w1"].done == []
+    assert list(place.api.leases) == ["gpunodes-machine-w2"]
+    assert records.read("test") == {}
+
+
 def ann_takes(place: Fleet) -> None:
     """Another command takes the lock on w1."""
     lease = place.api.leases["gpunodes-machine-w1"]
