@@ -272,7 +272,7 @@ def is_off(place: Objects, name: str = "w2") -> bool:
 def test_control_planes_are_locked_while_they_are_changed(place: Objects, run: Run, command: str) -> None:
     """Not the machines that scale, nor all others: the autoscaler holds the locks of those that it switches."""
     run("up", "--yes")
-    seen = []
+    seen: list[tuple[str, str, bool]] = []
     place.meanwhile = lambda: seen.extend(
         (name, lease["spec"]["holderIdentity"].split("/")[1], "gpunodes.dev/alone" in lease["metadata"]["annotations"])
         for name, lease in place.api.leases.items()
@@ -297,8 +297,9 @@ def test_a_control_plane_that_another_command_works_on_is_not_changed(place: Obj
 
 
 def test_a_lock_that_is_lost_ends_the_playbook(place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = Lost("the lock on control-1 was taken by ann@desk")
-    place.meanwhile = lambda: monkeypatch.setattr(Leases, "lost", lambda _: lost)
+    lost: list[Lost] = []
+    monkeypatch.setattr(Leases, "lost", lambda _: lost[0] if lost else None)
+    place.meanwhile = lambda: lost.append(Lost("the lock on control-1 was taken by ann@desk"))
     code, _, err = run("up", "--yes")
     assert code == ExitCode.FAILED
     assert "the lock on control-1 was taken by ann@desk" in err

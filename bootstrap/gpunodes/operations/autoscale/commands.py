@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.state import MachineState
 from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet, match_nodes, repair_settings
+from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
 from gpunodes.model import Event, Machine, Severity, TaskEnded, printable
@@ -111,7 +112,7 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
             report("", "writing the plan, and installing the autoscaler on the control planes")
             objects.write_plan(gathered.plan, gathered.passwords)
             pools = autoscale.role_pools(given, gathered.plan)
-            left_out = _run(fleet, choice, leases, pools, archive, state="present")
+            left_out = _run(fleet, choice, leases.lost, pools, archive, state="present")
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
         _wait(objects, gathered)
         return replace(_status(objects), left_out=left_out)
@@ -141,7 +142,7 @@ def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> Aut
             return replace(shown, changes=_removals(removed))
         with _locked(fleet, objects, leases) as choice:
             report("", "removing the autoscaler")
-            left_out = _run(fleet, choice, leases, {}, None, state="absent")
+            left_out = _run(fleet, choice, leases.lost, {}, None, state="absent")
             objects.delete_passwords()
             # What it wrote before it ended counts, not what was there before.
             removal.wait_for_end(objects, report)
@@ -221,15 +222,16 @@ def _locked(fleet: InventoryFleet, objects: Objects, leases: Leases) -> Iterator
 def _run(
     fleet: InventoryFleet,
     choice: control_planes.Choice,
-    leases: Leases,
+    lost: Callable[[], Lost | None],
     pools: Mapping[str, Any],
     archive: Path | None,
     *,
     state: str,
 ) -> dict[str, str]:
-    """Run the playbook on the control planes that respond; raises GpunodesError with the first cause, and Lost.
+    """Run the playbook on the control planes that respond; raises GpunodesError with the first cause.
 
-    Returns the others that lack something for it, with why they do not respond.
+    ``lost`` returns why the locks are lost, None while they are held: it is asked all the time. Returns the others
+    that lack something for it, with why they do not respond.
     """
     silent = {name: printable(why) for name, why in choice.failures}
     failures: list[TaskEnded] = []
@@ -245,9 +247,9 @@ def _run(
     }
     names = [each.name for each in control_planes.responding(fleet.inventory, choice)]
     play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=choice.machine.name)
-    ended = runner.run(play, journal.open_run("autoscale"), on_event, lambda: leases.lost() is not None)
+    ended = runner.run(play, journal.open_run("autoscale"), on_event, lambda: lost() is not None)
     if ended.interrupted:
-        raise leases.lost() or Interrupted
+        raise lost() or Interrupted
     if not ended.ok:
         cause = f"{failures[0].machine}: {events.cause(failures[0])}" if failures else ended.error_text
         raise GpunodesError(
