@@ -23,7 +23,7 @@ import pytest
 from gpunodes.engine import records
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.machine_control import Boot, StepResult
-from gpunodes.engine.power import PowerProblem, Trouble
+from gpunodes.engine.power import Confirm, PowerProblem, Trouble
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, Finding, State, Verdict
@@ -287,13 +287,18 @@ class StandInControl:
     def has_power(self) -> bool:
         return self._machine.bmc != "none"
 
-    def reset(self) -> None:
-        self._power("bmc")
+    def reset(self, confirm: Confirm) -> None:
+        self._power("bmc", confirm)
 
-    def cold_cycle(self) -> None:
-        self._power("cold")
+    def cold_cycle(self, confirm: Confirm) -> None:
+        self._power("cold", confirm)
 
-    def _power(self, step: str) -> None:
+    def compared(self) -> None:
+        """The BMC was compared with the machine."""
+
+    def _power(self, step: str, confirm: Confirm) -> None:
+        self.compared()
+        confirm()
         if self._machine.bmc == "good":
             self._machine.use(step)
             return

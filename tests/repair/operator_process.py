@@ -17,6 +17,7 @@ from typing import Any
 from gpunodes.engine.cluster.connection import here
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.machine_control import Boot, StepResult
+from gpunodes.engine.power import Confirm
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, Finding, State, Verdict
@@ -98,10 +99,12 @@ class FileMachine:
     def has_power(self) -> bool:
         return True
 
-    def reset(self) -> None:
+    def reset(self, confirm: Confirm) -> None:
+        confirm()
         self.use("bmc")
 
-    def cold_cycle(self) -> None:
+    def cold_cycle(self, confirm: Confirm) -> None:
+        confirm()
         self.use("cold")
 
 

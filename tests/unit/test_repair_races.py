@@ -17,6 +17,7 @@ from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
+from gpunodes.health.model import Action
 from gpunodes.model import Machine
 from gpunodes.operations import maintenance, power
 from gpunodes.operations.repair import commands
@@ -227,6 +228,63 @@ def test_a_repair_that_ended_with_an_error_releases_its_lock(monkeypatch: pytest
     anns.release_all()
     anns.close()
     thread.join()
+
+
+def test_a_decision_that_expired_before_the_lock_was_taken_is_made_again() -> None:
+    """The controller was suspended in between, and another command used the budget."""
+    place, armed = fleet(5, ["w1"]), [True]
+
+    def before(method: str, path: str) -> None:
+        if armed and method == "POST" and path == LEASES and "gpunodes-decision" in place.api.leases:
+            armed.clear()
+            del place.api.leases["gpunodes-decision"]
+            place.cordon("w2", "anns-repair")
+            place.api.leases["gpunodes-machine-w2"] = {
+                "metadata": {"name": "gpunodes-machine-w2", "annotations": {}, "resourceVersion": "1"},
+                "spec": {"holderIdentity": ANN, "renewTime": "2099-01-01T00:00:00.000000Z", "leaseDurationSeconds": 60},
+            }
+
+    place.api.before = before
+    found = run(place)["w1"]
+    assert (found.decision, found.why[:2]) == (Decision.WAIT, "w2")
+    assert place.machines["w1"].done == []
+    assert list(place.api.leases) == ["gpunodes-machine-w2"]
+    assert records.read("test") == {}
+
+
+def ann_takes(place: Fleet) -> None:
+    """Another command takes the lock on w1."""
+    lease = place.api.leases["gpunodes-machine-w1"]
+    place.api.version += 1
+    lease["spec"]["holderIdentity"], lease["metadata"]["resourceVersion"] = ANN, str(place.api.version)
+
+
+@pytest.mark.parametrize("step", ["bmc", "cold"])
+def test_a_lock_that_is_lost_while_the_bmc_responds_stops_the_order(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The BMC is compared with the machine after the lock was confirmed: it may need longer than a lock lasts."""
+    place = fleet(5, ["w1"])
+
+    monkeypatch.setattr(repair_fleet.StandInControl, "compared", lambda _: ann_takes(place))
+    found = run(place, limits=RepairLimits(by_hand=True), first=step)["w1"]
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
+    assert "was taken by `gpunodes repair` of ann@desk" in found.why
+    assert place.machines["w1"].done == []
+    assert records.read("test")["w1"].stage is Stage.ESCALATE, "to resume, with the same step"
+
+
+def test_a_gpu_reset_is_not_begun_if_the_lock_is_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node is tainted first, and the API may respond late."""
+    place = fleet(5, ["w1"], action=Action.RESET_GPU, hung=False)
+    taint = Cluster.taint_temporarily
+
+    def slow(self: Cluster, name: str, repair: str) -> None:
+        taint(self, name, repair)
+        ann_takes(place)
+
+    monkeypatch.setattr(Cluster, "taint_temporarily", slow)
+    found = run(place, limits=RepairLimits(actions=frozenset({Action.RESET_GPU})))["w1"]
+    assert "was taken by `gpunodes repair` of ann@desk" in found.why
+    assert place.machines["w1"].done == []
 
 
 def test_the_control_plane_is_not_repaired_together_with_others(monkeypatch: pytest.MonkeyPatch) -> None:

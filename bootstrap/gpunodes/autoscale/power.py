@@ -96,8 +96,7 @@ class BmcMachines:
             bmc = self._bmc(name)
             if not again and bmc.state() is PowerState.ON:
                 raise AlreadyOn(f"{name} is on already", "a machine that is off", "")
-            self._leases.confirm(name)
-            powers.change(bmc, Order.ON)
+            powers.change(bmc, Order.ON, lambda: self._leases.confirm(name))
         finally:
             self._leases.release_unused(name)
 
@@ -107,10 +106,8 @@ class BmcMachines:
         try:
             bmc = self._bmc(name)
             before()
-            self._leases.confirm(name)
             if not self._is_shut_down(name, bmc):
-                self._leases.confirm(name)
-                powers.change(bmc, Order.OFF)
+                powers.change(bmc, Order.OFF, lambda: self._leases.confirm(name))
                 if not powers.off_within(bmc, self._shutdown_s, _POLL_S):
                     raise PowerProblem(
                         powers.Trouble.INCONSISTENT,
@@ -189,6 +186,7 @@ class BmcMachines:
     def _is_shut_down(self, name: str, bmc: powers.Power) -> bool:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""
         if bmc.state() is not PowerState.OFF:
+            self._leases.confirm(name)
             if _is_woken(self.plan.machines[name]):
                 self._ask_off(name)
                 return powers.off_within(bmc, self._shutdown_s, _POLL_S)

@@ -23,6 +23,7 @@ from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.power import kinds
 from gpunodes.engine.remote import answers, commands, programs, shell, targets
 from gpunodes.engine.remote.shell import Reached
+from gpunodes.errors import GpunodesError
 from gpunodes.identity.bmc import BmcMatch, match_bmc
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.repair.escalation import EscalationStep, VerifiedBy
@@ -228,20 +229,25 @@ class MachineControl:
         access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs, self._jump)
         return kinds.connect(self.name, access) if access else None
 
-    def reset(self) -> None:
-        """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem."""
+    def reset(self, confirm: powers.Confirm) -> None:
+        """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem, and as ``confirm``."""
         bmc = self.own_power()
         if bmc.state() is powers.PowerState.OFF:
-            powers.change(bmc, powers.Order.ON)
+            powers.change(bmc, powers.Order.ON, confirm)
         else:
+            confirm()
             bmc.order(powers.Order.RESET)
 
-    def cold_cycle(self) -> None:
-        """Switch the power off, wait, and switch it on; raises PowerProblem."""
+    def cold_cycle(self, confirm: powers.Confirm) -> None:
+        """Switch the power off, wait, and switch it on; raises as ``reset``."""
         bmc = self.own_power()
-        powers.change(bmc, powers.Order.OFF)
+        powers.change(bmc, powers.Order.OFF, confirm)
         time.sleep(self._cold_pause_s)
-        powers.change(bmc, powers.Order.ON)
+        try:
+            powers.change(bmc, powers.Order.ON, confirm)
+        except GpunodesError:
+            self._report("it was switched off, and may still be off")
+            raise
 
     def own_power(self) -> powers.Power:
         """The BMC, after a check that it belongs to this machine; raises PowerProblem when it does not.

@@ -16,6 +16,7 @@ from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.power import AlreadyOn, BmcMachines
 from gpunodes.autoscale.state import Kubelet
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble, wol
+from gpunodes.engine.power.redfish import Redfish
 
 from tests import redfish
 from tests.power_fleet import document, uuid
@@ -122,6 +123,23 @@ def test_a_lost_lock_stops_before_the_order(start: Start) -> None:
     with pytest.raises(RuntimeError, match="lost"):
         machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
     assert done == ["take w1", "before", "release w1"]
+
+
+@pytest.mark.parametrize("state", ["Off", "On"])
+def test_a_lock_that_is_lost_while_the_bmc_responds_stops_the_order(
+    start: Start, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    machines, done = start("obeys", state, lost=True)
+    read = Redfish.state
+
+    def slow(bmc: Redfish) -> PowerState:
+        done.append("before")
+        return read(bmc)
+
+    monkeypatch.setattr(Redfish, "state", slow)
+    with pytest.raises(RuntimeError, match="lost"):
+        machines.switch_on("w1", again=True) if state == "Off" else machines.switch_off("w1", *[lambda: None] * 2)
+    assert set(done) == {"take w1", "before", "release w1"}
 
 
 @pytest.mark.parametrize(

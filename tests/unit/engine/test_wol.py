@@ -80,7 +80,7 @@ def test_the_machine_starts_when_the_packet_arrives(wire: socket.socket) -> None
     sleeping = machine(port, f"127.0.0.1:{wire.getsockname()[1]}", macs=("52-54-00-12-34-56",))
     sleeping._responds = lambda: bool(started) and wol.WakeOnLan._responds(sleeping)  # type: ignore[method-assign]  # a stand-in
     assert sleeping.state() is PowerState.OFF
-    powers.change(sleeping, Order.ON, poll_s=0.05)
+    powers.change(sleeping, Order.ON, lambda: None, poll_s=0.05)
     thread.join()
     server.close()
     mac = bytes.fromhex("525400123456")

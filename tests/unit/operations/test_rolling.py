@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.leases.errors import Lost
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations.rolling.work import Target
@@ -400,6 +401,22 @@ def test_a_lost_lock_stops_that_machine_and_the_roll_out() -> None:
     assert work.done == [("w0", "prepare")]
     assert outcomes(result) == {"w0": None, "w1": None, "w2": None}
     assert "taken by" in result.stopped
+
+
+def test_a_decision_that_expired_before_the_lock_was_taken_begins_nothing() -> None:
+    """The controller was suspended in between: another command may have used the budget."""
+    place = fleet(3)
+    work = MemoryWork(place)
+
+    def before(method: str, path: str) -> None:
+        if method == "POST" and path == repair_fleet.LEASES and "gpunodes-decision" in place.api.leases:
+            del place.api.leases["gpunodes-decision"]
+
+    place.api.before = before
+    with pytest.raises(Lost, match="its Lease was deleted"):
+        roll_out(place, work)
+    assert (work.done, cordoned(place)) == ([], set())
+    assert "gpunodes-machine-w0" not in place.api.leases
 
 
 def test_without_an_api_nothing_begins() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Sequence
 
@@ -42,12 +43,15 @@ def _order(tools: Tools, record: RepairRecord, step: EscalationStep) -> tuple[St
     """Order a step: its outcome, None while it takes effect; why; and the record with the time of the order."""
     if step.channel is Channel.POWER and not tools.control.has_power():
         return StepOutcome.SKIPPED, "no BMC is configured", record
-    tools.lock.confirm(record)
+    confirm = functools.partial(tools.lock.confirm, record)
+    confirm()
     tools.report(f"{step.title}")
     if step.channel is Channel.POWER:
         try:
-            tools.control.cold_cycle() if step.name == escalation.COLD else tools.control.reset()
+            # Confirmed again before each order: the BMC is compared with the machine first, which may take minutes.
+            tools.control.cold_cycle(confirm) if step.name == escalation.COLD else tools.control.reset(confirm)
         except GpunodesError as problem:
+            confirm()  # a lock that is lost is no failure of the step
             return StepOutcome.FAILED, str(problem), record
         ordered_at, armed = tools.now(), record.armed
     else:
@@ -77,6 +81,7 @@ def _order_over_ssh(
     if tools.cluster:
         tools.cluster.taint_temporarily(record.node, record.id)
     try:
+        tools.lock.confirm(record)  # the API may have responded late
         return tools.control.run_step(step, record.boot_id, later, record.resets)
     finally:
         if tools.cluster:

@@ -27,6 +27,7 @@ def run(tools: Tools, record: RepairRecord) -> RepairRecord:
     """
     if record.stage in (Stage.SCAN, Stage.LOCK):
         record = record.to(Stage.COLLECT)
+    tools.note_beginning(record)
     while record.stage is not Stage.END:
         tools.check_stop()
         tools.save(record)
