@@ -53,6 +53,19 @@ HANGS = {
         "INFO: task Xorg:77 is blocked on a mutex likely owned by task nv_queue:412.",
         "nv_queue:412",
     ),
+    "owner is a thread of the driver with blanks in its name": (
+        "INFO: task Xorg:77 is blocked on a mutex likely owned by task UVM GPU1 BH:412.",
+        "UVM GPU1 BH:412",
+    ),
+    "owner is such a thread, a writer": (
+        "INFO: task Xorg:77 <reader> blocked on an rw-semaphore likely owned by task UVM GPU1 BH:412 <writer>",
+        "UVM GPU1 BH:412",
+    ),
+    "owner with a dot in its name, of which the stack follows": (
+        "INFO: task Xorg:77 is blocked on a mutex likely owned by task python3.11:78.\n"
+        "task:python3.11      state:D stack:0     pid:78    tgid:78\n" + STACK,
+        "python3.11:78",
+    ),
     "owner of a semaphore": (
         "INFO: task Xorg:77 blocked on a semaphore likely last held by task nvidia-smi:78",
         "nvidia-smi:78",

@@ -191,7 +191,8 @@ HUNG_TASK = re.compile(
 LOCK_OWNER = re.compile(
     rb"(?:INFO:\s+)?task\s+\S[^\n]{0,60}?\s+(?:<\w+>\s+)?(?:is\s+)?blocked\s+on\s+an?\s+[\w-]+\s+likely\s+(?:owned|last\s+held)\s+by\s+"
     + _TASK
-    + rb"(?=[.\s]|$)"
+    # A name may contain anything, and the kernel writes nothing after it: so only the end of the line ends it.
+    + rb"(?=\.?(?:\s+<\w+>)?[\]\"'})\t\r ]*(?:\n|\Z))"
 )
 NOT_FROZEN = re.compile(
     rb"Freezing\s+(?:of\s+)?(?:user\s+space\s+processes|(?:remaining\s+freezable\s+)?tasks)\s+failed"
