@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,20 @@ HANGS = {
 }
 
 
+def newest_first(content: bytes) -> bytes:
+    """The same log as ``journalctl -r`` writes it."""
+    return b"".join(reversed(content.splitlines(keepends=True)))
+
+
+ORDERS = pytest.mark.parametrize("order", [lambda content: content, newest_first], ids=["as written", "newest first"])
+Order = Callable[[bytes], bytes]
+
+
+@ORDERS
 @pytest.mark.parametrize("name", HANGS)
-def test_hangs_in_the_driver(name: str, tmp_path: Path) -> None:
+def test_hangs_in_the_driver(name: str, order: Order, tmp_path: Path) -> None:
     text, task = HANGS[name]
-    verdict = verdict_on(tmp_path, log(text))
+    verdict = verdict_on(tmp_path, order(log(LOADED + text)))
     assert (verdict.state, verdict.action, verdict.hung_in_driver) == (State.HUNG, Action.REBOOT, True)
     (finding,) = verdict.findings
     assert finding.message == f"Stuck in the NVIDIA driver: {task}."
@@ -129,9 +140,10 @@ CRASHES = {
 }
 
 
+@ORDERS
 @pytest.mark.parametrize("name", CRASHES)
-def test_crashes_in_the_driver(name: str, tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, log(CRASHES[name]))
+def test_crashes_in_the_driver(name: str, order: Order, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, order(log(LOADED + CRASHES[name])))
     assert [(each.rule, each.action) for each in verdict.findings] == [("driver-crashed", Action.REBOOT)]
     assert (FRAME in verdict.findings[0].evidence) == (STACK in CRASHES[name])
 
@@ -246,11 +258,12 @@ LINES: dict[str, tuple[str, Action, list[str]]] = {
 }
 
 
+@ORDERS
 @pytest.mark.parametrize("name", LINES)
-def test_lines(name: str, tmp_path: Path) -> None:
+def test_lines(name: str, order: Order, tmp_path: Path) -> None:
     text, action, rules = LINES[name]
     whole = text.startswith(("[Jul", "Jul"))
-    verdict = verdict_on(tmp_path, text.encode() if whole else log(text))
+    verdict = verdict_on(tmp_path, order(text.encode() if whole else log(text)))
     assert (verdict.action, [each.rule for each in verdict.findings]) == (action, rules)
 
 
@@ -259,6 +272,15 @@ def test_a_wrapped_recovery_number(tmp_path: Path) -> None:
         b"[1.0] NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery\naction changed from 0x0 (None) to\n0x2 (Node Reboot)\n"
     )
     assert verdict_on(tmp_path, text).action is Action.REBOOT
+    # What has no time of its own is the rest of an entry, which `journalctl -r` leaves in its order.
+    assert verdict_on(tmp_path, b"[3.0] usb 1-1\n[2.0] usb 1-1\n" + text).action is Action.REBOOT
+
+
+def test_the_order_of_a_log_that_begins_with_a_flood_in_one_second(tmp_path: Path) -> None:
+    flood = "".join(f"Mar  1 05:39:16 n kernel: usb {number}\n" for number in range(500)).encode()
+    text = "".join(f"Mar  1 05:39:15 n kernel: {line}\n" for line in (LOADED + CRASHES["worker"]).splitlines())
+    content = flood + newest_first(text.encode()) + b"Mar  1 05:39:14 n kernel: usb 1-1\n"
+    assert [each.rule for each in verdict_on(tmp_path, content).findings] == ["driver-crashed"]
 
 
 @pytest.mark.parametrize("name", ["no MSI-X", "no firmware, Debian"])
