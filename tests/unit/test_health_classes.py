@@ -129,6 +129,18 @@ def test_the_evidence_of_a_hang_begins_with_what_proves_it(tmp_path: Path) -> No
     assert view.listing([verdict]).count("    | ") == 2
 
 
+@ORDERS
+def test_the_frame_is_evidence_whatever_was_logged_before_it(order: Order, tmp_path: Path) -> None:
+    """The driver's thread is often known first as the owner of what several others wait for."""
+    owner = "is blocked on a mutex likely owned by task nv_queue:412.\n"
+    for waiting in (1, 5):
+        text = "".join(f"INFO: task Xorg:{number} {owner}" for number in range(waiting))
+        text += "INFO: task nv_queue:412 blocked for more than 122 seconds.\n" + STACK
+        evidence = verdict_on(tmp_path, order(log(text))).findings[0].evidence
+        assert (evidence[0][15:], evidence[1]) == ("INFO: task nv_queue:412 blocked for more than 122 seconds.", FRAME)
+        assert FRAME in view.listing([verdict_on(tmp_path, order(log(text)))])
+
+
 CRASHES = {
     "interrupt thread": oops("irq/45-nvidia", " __wake_up_common+0x2d/0x160\n"),
     "worker": oops("nv_open_q", STACK),

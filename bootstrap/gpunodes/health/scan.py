@@ -64,6 +64,7 @@ class _Counter:
     last: bytes
     count: int = 0
     evidence: list[str] = field(default_factory=list)
+    is_proven: bool = False
     processes: set[bytes] = field(default_factory=set)
 
 
@@ -338,8 +339,12 @@ class Scanner:
             counter = self._counters[key] = _Counter(header, header)
         counter.count += patterns.parse(header).repeated if b"repeated" in header else 1
         counter.last = header
-        if len(counter.evidence) < EVIDENCE_LINES:
-            counter.evidence += [clean(line) for line in (header + match.text, match.proof) if line]
+        if match.proof and not counter.is_proven:
+            # What proves the record is its first evidence, whatever was logged before.
+            counter.is_proven = True
+            counter.evidence = [clean(header + match.text), clean(match.proof), *counter.evidence][:EVIDENCE_LINES]
+        elif len(counter.evidence) < EVIDENCE_LINES:
+            counter.evidence.append(clean(header + match.text))
         if match.process and len(counter.processes) < MANY_PROCESSES:
             counter.processes.add(match.process)
         if match.kind is LineKind.XID and not match.detail and self._since is None and len(self._floods) < MANY_RECORDS:
