@@ -338,15 +338,34 @@ INNOCENT = {
 }
 
 
+@ORDERS
 @pytest.mark.parametrize("name", INNOCENT)
-def test_what_asks_for_nothing(name: str, tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, log(LOADED + INNOCENT[name]))
+def test_what_asks_for_nothing(name: str, order: Order, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, order(log(LOADED + INNOCENT[name])))
     assert (verdict.state, verdict.action, verdict.findings) == (State.HEALTHY, Action.NONE, ())
 
 
-def test_another_program_in_the_words_of_fabric_manager(tmp_path: Path) -> None:
-    line = "Jul 23 07:53:55 node-1 trainer[841]: detected NVSwitch fatal error 20034 on fid 0\n"
-    assert verdict_on(tmp_path, line.encode()).sxids == ()
+# The formats of a syslog and of journalctl, without the writer.
+SYSLOGS = {
+    "short": "Jul 23 07:53:55 node-1 {}[841]: ",
+    "priority": "<27>Jul 23 07:53:55 node-1 {}[841]: ",
+    "RFC 5424": "<27>1 2026-07-23T07:53:55.123456+00:00 node-1 {} 841 - - ",
+    "short-iso": "2026-07-23T07:53:55+0000 node-1 {}[841]: ",
+    "short-full": "Thu 2026-07-23 07:53:55 UTC node-1 {}[841]: ",
+    "short-unix": "1784793235.123456 node-1 {}[841]: ",
+    "short-monotonic": "[ 1234.567890] node-1 {}[841]: ",
+    "short-delta": "[ 1234.567890 <    1.234567 >] node-1 {}[841]: ",
+}
+
+
+@pytest.mark.parametrize("name", SYSLOGS)
+def test_fabric_manager_in_a_syslog(name: str, tmp_path: Path) -> None:
+    message = "detected NVSwitch fatal error 20034 on fid 0\n"
+    for writer in ("nv-fabricmanager", "nvidia-fabricmanager-start.sh", "nvidia-fabricmanager.service"):
+        verdict = verdict_on(tmp_path, (SYSLOGS[name].format(writer) + message).encode())
+        assert (verdict.action, verdict.sxids) == (Action.RESET_GPU, (20034,))
+    for writer in ("trainer", "kernel", "my-nv-fabricmanager", "user@1000.service/nvidia-fabricmanager.service"):
+        assert verdict_on(tmp_path, (SYSLOGS[name].format(writer) + message).encode()).sxids == ()
 
 
 # --- quotations ------------------------------------------------------------------------------------------------------

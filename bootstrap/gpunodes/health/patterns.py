@@ -292,7 +292,8 @@ NVSWITCH_ERROR = re.compile(
 )
 FABRIC_MANAGER_HEADER = re.compile(
     rb"\s*(?:\[[A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d\]\s+\[[A-Z]+\]\s+\[tid \d+\]\s*"
-    rb"|" + _DATE + rb"\s+\S+\s+nv(?:idia)?-fabricmanag\w*(?:\[\d+\])?:\s+(?:\[[^\]\n]{0,40}\]\s*)*)"
+    rb"|(?:<\d+>)?(?:1 )?(?:" + _DATE + rb"|\[\s*\d+\.\d+(?:\s<\s*\+?\d+\.\d+\s*>)?\])"
+    rb"\s+\S+\s+nv(?:idia)?-fabricmanag[\w.-]*(?:(?:\[\d+\])?:| \S+ \S+ -)\s+(?:\[[^\]\n]{0,40}\]\s*)*)"
 )  # fmt: skip
 
 # nvidia-smi's own messages, at the start of a line.
