@@ -20,6 +20,7 @@ from gpunodes.health.line_match import AHEAD, LineMatch, Read
 from gpunodes.health.lines import ANCHORS, SMI_OUTPUT, TEXT_ANCHORS, nvrm
 from gpunodes.health.model import MANY_PROCESSES, LineKind, LogRecord, Time
 from gpunodes.health.patterns import Writer, writer_of
+from gpunodes.health.turned import Turned
 
 if TYPE_CHECKING:
     from gpunodes.health import smi
@@ -63,6 +64,7 @@ class _Counter:
     last: bytes
     count: int = 0
     evidence: list[str] = field(default_factory=list)
+    is_proven: bool = False
     processes: set[bytes] = field(default_factory=set)
 
 
@@ -80,6 +82,8 @@ class Scanner:
         self._booted = NO_TIME
         self._boot_id: str | None = None
         self._reversed = False
+        self._turned: Turned | None = None
+        """The current window of a log with the newest line first, if it was needed."""
         self._skip = False
         """The current lines belong to an older boot."""
         self._recognised = False
@@ -132,13 +136,15 @@ class Scanner:
 
     def _begin(self) -> LineCount:
         """Detect from the first lines the kind of text, and whether the newest line is first."""
-        lines = self._window[: 1 << 20].splitlines()[:300]
-        nonempty = [line for line in lines if line.strip()]
+        lines = self._window[: 1 << 20].splitlines()
+        nonempty = [line for line in lines[: patterns.ORDER_LINES] if line.strip()]
         self._is_json = bool(nonempty) and nonempty[0].startswith(b'{"')
-        self._reversed = patterns.newest_first(journal.times(lines) if self._is_json else lines)
         times = [patterns.time_of(line[: patterns.HEADER_BYTES // 4]) for line in nonempty]
         stamped = sum(each.text != "" for each in times)
         self._is_log = stamped * 2 > len(nonempty) or self._is_json
+        # In other texts, times further on are those of several logs.
+        ordered = lines if self._is_log else lines[: patterns.ORDER_LINES]
+        self._reversed = patterns.newest_first(journal.times(ordered) if self._is_json else ordered)
         if self._is_log and not any(each.epoch for each in times):
             # journalctl's boot separators occur only in journals, which have dates.
             self._boot_markers = _BOOT_MARKERS[:1]
@@ -146,6 +152,7 @@ class Scanner:
 
     def _scan(self, begin: int, end: int) -> None:
         window = self._window
+        self._turned = None
         if not self._recognised:
             self._recognised = patterns.KERNEL_LINE.search(window, begin, end) is not None
         if not self._is_log:
@@ -260,10 +267,17 @@ class Scanner:
         begin = max(0, position - patterns.HEADER_BYTES)
         return self._window[self._window.rfind(b"\n", begin, position) + 1 or begin : position]
 
+    def _as_written(self, position: int) -> tuple[bytes, int]:
+        """The window in the order in which it was written, and where a position of the window is there."""
+        if not self._reversed:
+            return self._window, position
+        self._turned = self._turned or Turned(self._window)
+        return self._turned.text, self._turned.position(position)
+
     def _visit(self, position: int, read: Read) -> None:
         """Parse a line with one of the markers."""
         header = self._header(position)
-        for match in read(self._window, position, self._reversed):
+        for match in read(*self._as_written(position)):
             self._count(match, match.header if match.header is not None else header)
 
     def _visit_entries(self, positions: Iterable[int]) -> None:
@@ -279,7 +293,9 @@ class Scanner:
             line = self._window[begin:end]
             entry = journal.entry_of(line)
             if entry is not None:
-                self._visit_entry(entry, self._window[end : end + AHEAD])
+                text, start = self._as_written(begin)
+                start += len(line)
+                self._visit_entry(entry, text[start : start + AHEAD])
             elif not self._skip:
                 self._visit_message(line, b"", None)
 
@@ -299,7 +315,7 @@ class Scanner:
             position = message.find(anchor.marker)
             if position >= 0:
                 before = message[max(0, position - patterns.HEADER_BYTES) : position] if header is None else header
-                for match in anchor.read(message + following, position, False):
+                for match in anchor.read(message + following, position):
                     self._count(match, before)
 
     def _count(self, match: LineMatch, header: bytes) -> None:
@@ -323,8 +339,12 @@ class Scanner:
             counter = self._counters[key] = _Counter(header, header)
         counter.count += patterns.parse(header).repeated if b"repeated" in header else 1
         counter.last = header
-        if len(counter.evidence) < EVIDENCE_LINES:
-            counter.evidence += [clean(line) for line in (header + match.text, match.proof) if line]
+        if match.proof and not counter.is_proven:
+            # What proves the record is its first evidence, whatever was logged before.
+            counter.is_proven = True
+            counter.evidence = [clean(header + match.text), clean(match.proof), *counter.evidence][:EVIDENCE_LINES]
+        elif len(counter.evidence) < EVIDENCE_LINES:
+            counter.evidence.append(clean(header + match.text))
         if match.process and len(counter.processes) < MANY_PROCESSES:
             counter.processes.add(match.process)
         if match.kind is LineKind.XID and not match.detail and self._since is None and len(self._floods) < MANY_RECORDS:
