@@ -80,6 +80,9 @@ def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
     command.report(record.machine, f"its repair {record.id} is not resumed: {why}")
     with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
         records.remove(record)
+    if command.cluster:
+        with contextlib.suppress(GpunodesError):
+            command.cluster.forget(record.node, record.id)
     if command.leases:
         # Another command may hold it by now, and keeps it.
         with contextlib.suppress(GpunodesError):
