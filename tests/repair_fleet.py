@@ -349,7 +349,7 @@ class Fleet:
         found = self._changed(node)
         found["spec"]["unschedulable"] = True
         manager = "gpunodes" if repair else "kubectl"
-        fields = {"f:spec": {"f:unschedulable": {}}}
+        fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}}
         found["metadata"]["managedFields"] = [{"manager": "kubelet"}, {"manager": manager, "fieldsV1": fields}]
         if repair:
             found["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = repair
