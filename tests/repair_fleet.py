@@ -350,13 +350,25 @@ class Fleet:
         return self.api
 
     def cordon(self, node: str, repair: str = "") -> None:
-        """Cordon a node, by a repair or, as "", by a person."""
-        found = self.api.nodes[node]
-        self.api.version += 1
+        """Cordon a node, by a repair or, as "", by a person with `kubectl cordon`."""
+        found = self._changed(node)
         found["spec"]["unschedulable"] = True
-        found["metadata"]["resourceVersion"] = str(self.api.version)
+        manager = "gpunodes" if repair else "kubectl"
+        fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}}
+        found["metadata"]["managedFields"] = [{"manager": "kubelet"}, {"manager": manager, "fieldsV1": fields}]
         if repair:
             found["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = repair
+
+    def uncordon(self, node: str) -> None:
+        """`kubectl uncordon`: it leaves all annotations."""
+        found = self._changed(node)
+        found["spec"].pop("unschedulable", None)
+        found["metadata"].pop("managedFields", None)
+
+    def _changed(self, node: str) -> dict[str, Any]:
+        self.api.version += 1
+        self.api.nodes[node]["metadata"]["resourceVersion"] = str(self.api.version)
+        return self.api.nodes[node]
 
     def lock(self, command: str, holder: str) -> Any:
         return contextlib.nullcontext(SimpleNamespace(lost=lambda: None))

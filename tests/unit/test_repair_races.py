@@ -56,7 +56,7 @@ def entry(place: Fleet, name: str) -> Machine:
     return next(each for each in place.all_machines() if each.name == name)
 
 
-def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str, **request: Any) -> None:
     """Run a repair that dies in a method of the machine control, and let its Lease expire."""
 
     def dies(*_: Any, **__: Any) -> None:
@@ -65,7 +65,7 @@ def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(repair_fleet.StandInControl, method, dies)
         patch.setattr(Repairs, "interrupt", lambda _: None)
-        run(place)
+        run(place, **request)
     time.sleep(1.2)
 
 
@@ -81,7 +81,7 @@ def test_a_node_cordoned_by_a_user_during_collection_is_not_repaired(monkeypatch
     monkeypatch.setattr(repair_fleet.StandInControl, "collect", slow)
     found = run(place)["w1"]
     assert found.outcome is RepairOutcome.NOT_REPAIRED
-    assert "a user or another program cordoned its node in the meantime" in found.why
+    assert "in the meantime: a user or another program cordoned it" in found.why
     assert place.machines["w1"].done == []
     assert "job" in place.api.pods
     assert place.api.leases == {}
@@ -97,6 +97,68 @@ def test_a_node_cordoned_by_a_user_after_a_kill_is_not_repaired(monkeypatch: pyt
     assert found.decision is Decision.REFUSE
     assert "a user or another program cordoned it" in found.why
     assert place.machines["w1"].done == []
+
+
+def test_maintenance_written_by_hand_during_collection_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no lock, as `gpunodes maintenance on` does."""
+    place = fleet(5, ["w1"])
+    place.api.add_pod("job", "w1")
+    collect = repair_fleet.StandInControl.collect
+
+    def slow(machine_control: Any, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
+        place.api.nodes["w1"]["metadata"]["annotations"]["gpunodes.dev/maintenance"] = "ann swaps the disk"
+        return collect(machine_control, folder, facts, bug_report=bug_report)
+
+    monkeypatch.setattr(repair_fleet.StandInControl, "collect", slow)
+    found = run(place, limits=RepairLimits(by_hand=True), named=frozenset({"w1"}))["w1"]
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
+    assert "in the meantime: it is in maintenance: ann swaps the disk" in found.why
+    assert place.machines["w1"].done == []
+    assert "job" in place.api.pods
+    assert not place.api.nodes["w1"]["spec"].get("unschedulable")
+    assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_node_uncordoned_by_a_user_during_the_drain_is_not_rebooted(again: bool) -> None:
+    """`kubectl uncordon` takes no lock; ``again``: the user cordoned it then, to work there."""
+    place, armed = fleet(5, ["w1"]), [True]
+    place.api.add_pod("job", "w1")
+
+    def before(_: str, path: str) -> None:
+        if armed and path.endswith("/eviction"):
+            armed.clear()
+            place.uncordon("w1")
+            if again:
+                place.cordon("w1")
+
+    place.api.before = before
+    found = run(place)["w1"]
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
+    assert "its node was uncordoned in the meantime" in found.why
+    assert place.machines["w1"].done == []
+    assert bool(place.api.nodes["w1"]["spec"].get("unschedulable")) == again
+    assert "gpunodes.dev/cordoned-by" not in place.api.nodes["w1"]["metadata"]["annotations"]
+    assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_node_cordoned_by_a_user_after_an_uncordon_is_not_rebooted(
+    monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """The annotation of the killed repair is still there; that a user named the machine was before that, too."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "boot", limits=RepairLimits(by_hand=named), named=frozenset({"w1"} if named else ()))
+    place.uncordon("w1")
+    place.cordon("w1")
+    message = list[str]()
+    found = run(place, message)["w1"]
+    assert "its node was uncordoned in the meantime" in "".join(message)
+    assert found.decision is Decision.REFUSE
+    assert "a user or another program cordoned it" in found.why
+    assert place.machines["w1"].done == []
+    assert place.api.nodes["w1"]["spec"]["unschedulable"]
+    assert "gpunodes.dev/cordoned-by" not in place.api.nodes["w1"]["metadata"]["annotations"]
 
 
 def test_maintenance_that_begins_before_the_lock_counts() -> None:

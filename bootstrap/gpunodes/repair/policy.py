@@ -43,7 +43,11 @@ class Node:
     """The pool of a worker."""
     cordoned: bool = False
     cordoned_by_repair: str = ""
-    """The id of the repair that cordoned it, "" if no repair did."""
+    """The id of the repair that made its cordon, "" if no repair did."""
+    cordon_lifted: str = ""
+    """The id of the repair whose cordon others lifted, as `kubectl uncordon` does; "" for none."""
+    cordoned_again: bool = False
+    """Its cordon is not that of gpunodes, whatever marks of gpunodes it has: others made it later."""
     rollout: str = ""
     """The id of the roll-out that works on it, or was left there unfinished; "" for none."""
     cordoned_by_rollout: bool = False
@@ -70,7 +74,7 @@ class Node:
         """Whether it is cordoned, and neither by a repair, a roll-out nor by `gpunodes maintenance`."""
         by_maintenance = self.maintenance is not None and self.maintenance.cordoned
         by_gpunodes = self.cordoned_by_repair or self.cordoned_by_rollout or self.needs_repair or by_maintenance
-        return self.cordoned and not by_gpunodes
+        return self.cordoned and (self.cordoned_again or not by_gpunodes)
 
     @property
     def identity(self) -> NodeIdentity:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.errors import ExitCode, WrongInput
@@ -248,6 +249,18 @@ def test_machines_in_maintenance_cordoned_or_sick_are_skipped_and_reported() -> 
     assert "not healthy" in why["w3"]
     assert result.exit_code is ExitCode.PARTLY
     assert cordoned(place) == {"w2"}, "the cordon of a user stays"
+
+
+def test_a_cordon_that_a_user_made_later_is_not_that_of_the_roll_out() -> None:
+    """`kubectl uncordon` leaves the marks of an unfinished roll-out: it neither works under the user nor uncordons."""
+    place = fleet(3)
+    annotations = place.api.nodes["w0"]["metadata"]["annotations"]
+    annotations |= {"gpunodes.dev/rollout": "r", "gpunodes.dev/rollout-cordon": "true"}
+    place.cordon("w0")
+    cluster = Cluster(place.session())
+    assert not cluster.begin_rollout("w0", "r", cordon=True)
+    cluster.end_rollout("w0", "r")
+    assert cordoned(place) == {"w0"}
 
 
 def test_a_cordon_in_the_last_moment_is_respected() -> None:

@@ -14,10 +14,10 @@ from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.errors import GpunodesError
 from gpunodes.operations.repair.tools import Tools
-from gpunodes.repair import escalation, flow
+from gpunodes.repair import escalation, flow, resume
 from gpunodes.repair.escalation import Channel, EscalationStep, VerifiedBy
 from gpunodes.repair.flow import StepOutcome
-from gpunodes.repair.record import RepairRecord, Stage
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
 
 def escalate(tools: Tools, record: RepairRecord) -> RepairRecord:
@@ -27,6 +27,9 @@ def escalate(tools: Tools, record: RepairRecord) -> RepairRecord:
     if step.verified_by is VerifiedBy.BOOT and _rebooted(record, tools.control.boot(), 0.0):
         return _ended(tools, record, step, StepOutcome.SUCCEEDED, "the machine is in another boot", began)
     if not record.ordered_at:
+        tools.lock.confirm(record)
+        if why := _interrupted(tools, record):
+            return record.to(Stage.UNDO, outcome=RepairOutcome.NOT_REPAIRED, why=why)
         result, why, record = _order(tools, record, step)
         if result is not None:
             return _ended(tools, record, step, result, why, began)
@@ -39,12 +42,26 @@ def escalate(tools: Tools, record: RepairRecord) -> RepairRecord:
     return _ended(tools, record, step, result, why, began)
 
 
+def _interrupted(tools: Tools, record: RepairRecord) -> str:
+    """Why no step may be ordered, "" if one may: `kubectl` takes no lock, and the drain and the boots take minutes."""
+    if not tools.cluster:
+        return ""
+    try:
+        node = tools.cluster.node(record.node, wait=not tools.lock.stops_api)
+    except NoResponse:
+        if not tools.lock.stops_api:
+            raise
+        return ""
+    return resume.outdated(record, node) or resume.forbidden(record, node, tools.now())
+
+
 def _order(tools: Tools, record: RepairRecord, step: EscalationStep) -> tuple[StepOutcome | None, str, RepairRecord]:
     """Order a step: its outcome, None while it takes effect; why; and the record with the time of the order."""
     if step.channel is Channel.POWER and not tools.control.has_power():
         return StepOutcome.SKIPPED, "no BMC is configured", record
+    # The read of the node may have waited for the API.
+    tools.lock.check(record)
     confirm = functools.partial(tools.lock.confirm, record)
-    confirm()
     tools.report(f"{step.title}")
     if step.channel is Channel.POWER:
         try:

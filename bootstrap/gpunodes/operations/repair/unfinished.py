@@ -88,6 +88,9 @@ def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
     history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
     with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
         records.remove(record)
+    if command.cluster:
+        with contextlib.suppress(GpunodesError):
+            command.cluster.forget(record.node, record.id)
     if command.leases:
         # Another command may hold it by now, and keeps it.
         with contextlib.suppress(GpunodesError):
