@@ -502,11 +502,14 @@ def test_ansible_gets_the_rules_of_each_machine(site: Site, tmp_path: Path) -> N
     arguments = f"-F {site.config}"
     hosts: dict[str, dict[str, str]] = {"gpu-1": {}, "gpu-2": {"ansible_host": "10.0.0.2"}}
     hosts["gpu-3"] = {"ansible_ssh_args": "-o User=x -o ForwardAgent=yes -o ControlMaster=no"}
+    # In this group alone: `gpunodes storage up` runs a playbook on it.
+    storage = {"nas": {"ansible_ssh_extra_args": "-A"}}
     for number, words in enumerate(FORWARDING):
         hosts[f"forwards-{number}"] = {"ansible_ssh_args": words, "ansible_ssh_extra_args": words}
     path = tmp_path / "hosts.yml"
     common = {"ansible_ssh_common_args": arguments, "ansible_host": "10.0.0.1"}
-    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts, "vars": common}}))
+    groups = {"workers": {"hosts": hosts, "vars": common}, "storage": {"hosts": storage, "vars": common}}
+    path.write_text(yaml.safe_dump(groups))
     # These go before all that another inventory says of a machine.
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "host_vars/gpu-2.yml").write_text("ansible_ssh_args: -A\n")

@@ -24,7 +24,7 @@ from gpunodes.engine import events
 from gpunodes.engine.remote import openssh, targets
 from gpunodes.inventory import Inventory, plugins
 from gpunodes.inventory.snapshot import encoded
-from gpunodes.model import Event, Machine, printable_lines
+from gpunodes.model import Event, Machine, Role, printable_lines
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -205,7 +205,8 @@ def _own_rules(inventory: Inventory) -> dict[str, dict[str, str]]:
         }
 
     with ThreadPoolExecutor() as pool:
-        return {name: found for name, found in pool.map(options, inventory.machines()) if found}
+        # Those of all roles: also a machine that only serves storage.
+        return {name: found for name, found in pool.map(options, inventory.machines(*Role)) if found}
 
 
 def _wrapper_folder(folder: Path) -> Path:
