@@ -480,7 +480,7 @@ def test_nothing_is_forwarded(site: Site) -> None:
 
 def resolved_by_ansible(path: Path, folder: Path) -> dict[str, dict[str, str]]:
     """The options that ssh resolves when Ansible starts it for each machine of an inventory."""
-    sources = runner._inventories(runner.Play("x.yml", Inventory(path), []), folder)
+    sources = runner.inventories(Inventory(path), folder)
     assert sources[0] == str(path)
     program = str(Path(sys.executable).with_name("ansible-inventory"))
     words = [program, "--list", *(word for source in sources for word in ("-i", source))]
@@ -583,7 +583,7 @@ def test_jump_hosts_have_the_same_rules(site: Site, ports: dict[str, tuple[int, 
 def test_machines_without_rules_have_no_options_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
-    assert runner._inventories(runner.Play("x.yml", Inventory(path), []), tmp_path) == [str(path)]
+    assert runner.inventories(Inventory(path), tmp_path) == [str(path)]
 
 
 @pytest.mark.parametrize(
