@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import fnmatch
 import functools
+import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,27 @@ def check_ansible_home() -> None:
             "a folder that this user can write",
             "set HOME, or ANSIBLE_HOME, to one",
         )
+
+
+def ansible_config() -> Path:
+    """Ansible's configuration for all that gpunodes does with Ansible."""
+    return Path(__file__).with_name("ansible.cfg")
+
+
+def import_ansible() -> None:
+    """Import Ansible's own settings, without the user's ansible.cfg.
+
+    It does not apply to the playbooks of gpunodes. Where gpunodes itself reads the inventory, its
+    result must be the same.
+    """
+    users = os.environ.get("ANSIBLE_CONFIG")
+    os.environ["ANSIBLE_CONFIG"] = str(ansible_config())
+    try:
+        importlib.import_module("ansible.constants")
+    finally:
+        del os.environ["ANSIBLE_CONFIG"]
+        if users is not None:
+            os.environ["ANSIBLE_CONFIG"] = users
 
 
 def ssh_sockets() -> Path | None:

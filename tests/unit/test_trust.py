@@ -351,7 +351,7 @@ def test_inventories_hold_nothing_that_a_machine_reported(tmp_path: Path) -> Non
     for number, words in enumerate((None, {"c1": list(ATTACKS)})):
         (tmp_path / str(number)).mkdir()
         play = runner.Play("x.yml", Inventory(inventory), ["c1"], facts=words, cluster=words)
-        found = [Path(path) for path in runner._inventories(play, tmp_path / str(number))]
+        found = [Path(path) for path in runner.inventories(play.inventory, tmp_path / str(number))]
         given.append([(path.name, path.read_text()) for path in found])
     assert given[0] == given[1]
 

@@ -15,7 +15,7 @@ from typing import Any
 from gpunodes import clusters
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import snapshot
-from gpunodes.inventory.loader import BECOME_FILE, LOGIN_FILE, load, password_of
+from gpunodes.inventory.loader import BECOME_FILE, LOGIN_FILE, VAULT_REMEDY, load, password_of
 from gpunodes.inventory.names import (
     canonical,
     check_destination,
@@ -143,7 +143,7 @@ class Inventory:
             raise WrongInput(
                 f"the variables of {name} cannot be read: {str(error).splitlines()[0]}",
                 "variables that Ansible can read",
-                "correct them; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
+                f"correct them; {VAULT_REMEDY}",
             ) from error
         self._withheld.check(host, found)
         if self.plugin and (key := template_from_outside(found)):
@@ -300,7 +300,7 @@ class Inventory:
                 raise WrongInput(
                     f"{key} of {name} cannot be rendered",
                     "a value, or a template of defined variables",
-                    "correct it; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
+                    f"correct it; {VAULT_REMEDY}",
                 ) from error
         return found
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 BECOME_FILE, LOGIN_FILE = "ANSIBLE_BECOME_PASSWORD_FILE", "ANSIBLE_CONNECTION_PASSWORD_FILE"
 """Ansible's environment variables for files with the passwords of sudo and of the login."""
+VAULT_FILE, VAULT_FILES = "ANSIBLE_VAULT_PASSWORD_FILE", "ANSIBLE_VAULT_IDENTITY_LIST"
+"""The same for a vault's password, and for several vaults: LABEL@FILE, with commas."""
+VAULT_REMEDY = f"for a vault, use --ask-vault-pass, or set {VAULT_FILE}: your ansible.cfg does not apply"
 _MOST_ENTRIES = 300
 """Files and folders of an inventory: Ansible reads each, and runs those that are executable."""
 
@@ -51,6 +54,7 @@ def load(path: Path) -> Loaded:
             "name it with -i",
         )
     settings.check_ansible_home()
+    settings.import_ansible()
     dynamic: dict[Path, str] = {}
     for source in files(path) if path.is_dir() else [path]:
         if source.suffix in {".yml", ".yaml"} and source.is_file():
@@ -115,17 +119,23 @@ def password_of(file: str, variable: str) -> str:
 
 
 def _unlock(loader: Any) -> None:
-    """Unlock vaults with the password file from Ansible's own settings ($ANSIBLE_VAULT_PASSWORD_FILE)."""
-    from ansible import constants
+    """Unlock vaults with the files that Ansible's environment variables name; raises WrongInput for a prompt."""
     from ansible.parsing.vault import VaultSecretsContext, get_file_vault_secret
 
+    # Not by Ansible's constants: it reads the environment only when it is imported.
+    pairs = [each.strip().partition("@") for each in os.environ.get(VAULT_FILES, "").split(",")]
+    named = [(label, file) if at else ("", label) for label, at, file in pairs]
     secrets = []
-    # Ansible reads the environment only when it is imported.
-    file = os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE") or constants.DEFAULT_VAULT_PASSWORD_FILE
-    if file:
-        secret = get_file_vault_secret(filename=file, vault_id="default", loader=loader)
-        secret.load()
-        secrets = [("default", secret)]
+    for label, file in [*named, ("", os.environ.get(VAULT_FILE, ""))]:
+        if file in {"prompt", "prompt_ask_vault_pass"}:
+            raise WrongInput(
+                f"{VAULT_FILES} asks for a password", "files, or programs that print one", "use --ask-vault-pass"
+            )
+        if file:
+            secret = get_file_vault_secret(filename=file, vault_id=label or "default", loader=loader)
+            secret.load()
+            secrets.append((label or "default", secret))
+    if secrets:
         loader.set_vault_secrets(secrets)
     # Whole files are read with the loader's secrets, single values (!vault) with those of the process.
     if VaultSecretsContext.current(optional=True) is None:
