@@ -271,6 +271,11 @@ def cluster_problem(cluster: object) -> str:
     return wrong(cluster, _CLUSTER)
 
 
+def nodes_problem(nodes: object) -> str:
+    """The same for the nodes in it."""
+    return wrong(nodes, _CLUSTER["nodes"])
+
+
 def certificates_problem(certificates: object) -> str:
     """The same for a result of certificate_ends."""
     return wrong(certificates, _CERTIFICATES)
