@@ -30,6 +30,8 @@ class Server:
     answer: Callable[[str], tuple[int, dict[str, str], bytes]] = lambda _: (200, {}, b"{}")
     asked: list[tuple[str, str]] = field(default_factory=list)
     """The path and the Authorization header of each request."""
+    clients: list[str] = field(default_factory=list)
+    """The names in the clients' certificates, "" without one."""
     trickle: str = ""
     """Where in a response it sends a byte now and then, without end: in the headers, the body, or chunks of it."""
 
@@ -67,6 +69,8 @@ def serving(certificate: Path) -> Iterator[Server]:
 
         def do_GET(self) -> None:
             made.asked.append((self.path, self.headers.get("Authorization", "")))
+            found = self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+            made.clients.append(str(found["subject"][0][0][1]) if found else "")  # type: ignore[index]  # of any shape
             system = json.dumps(SYSTEM).encode()
             answered = made.answer(self.path)
             if self.path.endswith("/namespaces/kube-system") and answered[0] != 401:
@@ -100,6 +104,9 @@ def serving(certificate: Path) -> Iterator[Server]:
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "server.crt", certificate / "server.key")
+    # Its own certificate is a client's, too.
+    context.load_verify_locations(certificate / "server.crt")
+    context.verify_mode = ssl.CERT_OPTIONAL
     listening.socket = context.wrap_socket(listening.socket, server_side=True)
     made.port = listening.server_port
     threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

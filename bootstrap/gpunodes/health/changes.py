@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpunodes.health.model import State, Verdict
 
-
 FINE = frozenset({State.HEALTHY, State.OFF})
 """The states in which nothing is wrong with a machine, as far as that is known."""
 
@@ -32,6 +31,5 @@ def changes(verdicts: Sequence[Verdict], before: Mapping[str, State]) -> list[St
     return [
         StateChange(last, verdict)
         for verdict in verdicts
-        if (last := before.get(verdict.name, State.HEALTHY)) is not verdict.state
-        and not {last, verdict.state} <= FINE
+        if (last := before.get(verdict.name, State.HEALTHY)) is not verdict.state and not {last, verdict.state} <= FINE
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -29,7 +31,7 @@ from gpunodes.operations import claims, power
 from tests import forward_proxy, tls_api
 from tests.tls_api import DATE, SYSTEM, Server
 
-pytest.importorskip("kubernetes", reason="the extra gpunodes[kubeconfig] is not installed")
+kube_config = pytest.importorskip("kubernetes.config.kube_config", reason="needs the extra gpunodes[kubeconfig]")
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +311,32 @@ def test_no_power_is_switched_without_a_lock_while_the_cluster_works(
         else:
             inside.enter_context(held)
     assert any("no lock" in each for each in reported) == (not status)
+
+
+@pytest.mark.parametrize("has_memory_files", [True, False])
+def test_keys_of_the_file_are_on_no_disk_when_a_request_is_sent(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory_files: bool
+) -> None:
+    """Also where the system has no files in memory, as macOS."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(kube_config, "_temp_files", {})
+    if not has_memory_files:
+        monkeypatch.delattr(os, "memfd_create")
+    left: list[list[Path]] = []
+
+    def answer(_: str) -> tuple[int, dict[str, str], bytes]:
+        left.append(list(tmp_path.iterdir()))
+        return 200, {}, b'{"items": []}'
+
+    server.answer = answer
+    pair = {"client-certificate": "server.crt", "client-key": "server.key"}
+    user = {f"{key}-data": base64.b64encode((server.folder / name).read_bytes()).decode() for key, name in pair.items()}
+    used = cluster(server.kubeconfig(**user))
+    assert used.nodes() == []
+    used.session.close()
+    assert server.clients == ["server", "server"]
+    assert left == [[], []]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("where", ["headers", "body", "chunks"])
