@@ -110,8 +110,8 @@ class Merged:
 def find_merged(inventory: Inventory) -> Merged | None:
     """What `kubeconfig --merge` wrote for the inventory's cluster into the user's file; None if there is nothing.
 
-    Entries have the prefix of gpunodes and the CA of the cluster, for which its control plane is asked; their server may
-    be that of before `endpoint set`. Raises GpunodesError if it does not respond, while the file has entries of gpunodes.
+    Entries have the prefix of gpunodes and the CA of the cluster, for which its control plane is asked; their server
+    may be that of before `endpoint set`. Raises GpunodesError if it does not respond, while the file has such entries.
     """
     path = user_file()
     try:
@@ -125,7 +125,7 @@ def find_merged(inventory: Inventory) -> Merged | None:
 
 
 def merged_for(document: Mapping[str, Any], ca: str) -> Merged:
-    """The entries of a kubeconfig that gpunodes made for the cluster of this CA, but those that one of the user needs."""
+    """The entries of a kubeconfig that gpunodes made for the cluster of this CA; none that one of the user needs."""
     named = {
         name for name, each in _entries(document, "cluster").items() if isinstance(each, dict) and each.get(_CA) == ca
     }
@@ -174,7 +174,7 @@ def user_file() -> Path:
 
 
 def write(path: Path, document: Mapping[str, Any], *, merge: bool) -> None:
-    """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into that file, which may be a link to one."""
+    """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into that file, which may be a link."""
     if merge:
         path = path.resolve()
     if merge and path.exists():
