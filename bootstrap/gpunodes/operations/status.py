@@ -12,7 +12,7 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import control_planes, identities, journal, runner
-from gpunodes.engine.cluster.errors import malformed
+from gpunodes.engine.cluster.errors import check
 from gpunodes.engine.cluster.listed import Listed
 from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.identity.matcher import Matcher
@@ -134,8 +134,7 @@ def by_kubeconfig(inventory: Inventory) -> ClusterStatus:
     """The nodes by the inventory's kubeconfig, without what control planes alone know. Raises GpunodesError."""
     with contextlib.closing(control_planes.session(inventory)) as session:
         cluster = Listed(session, patience_s=0.0).read()
-    if wrong := reports.nodes_problem(cluster["nodes"]):
-        raise malformed("its nodes", wrong)
+    check(cluster["nodes"], reports.NODES, "its nodes")
     found = assemble(_identities(inventory), cluster)
     hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
     etcd = "they are read over SSH, on control planes in the inventory"

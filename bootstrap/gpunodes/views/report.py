@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -75,7 +76,7 @@ def document_of(found: Report) -> dict[str, Any]:
     sections = {name: getattr(found, name) for name in SECTIONS}
     missing = {name: each for name, each in sections.items() if each.value is None}
     moment = dt.datetime.fromtimestamp(found.ended, dt.UTC)
-    parts = {**_PARTS, "history": lambda entries: _history(entries, moment)}
+    parts: Mapping[str, Callable[[Any], Any]] = {**_PARTS, "history": functools.partial(_history, now=moment)}
     return {
         "schema": SCHEMA,
         "version": __version__,

@@ -59,7 +59,7 @@ class Selected:
     descriptors: Sequence[int] = ()
     """Its files in memory."""
     folder: Path | None = None
-    """Its files on a disk, on systems without files in memory: whoever reads them ends them at once."""
+    """Its files on a disk, on systems without files in memory: they are ended as soon as they are read."""
 
     def close(self) -> None:
         """End the files."""
