@@ -44,6 +44,8 @@ class Inspection:
     log: Path
     prepares: bool = False
     """Whether the machines are only prepared, and join later."""
+    alone: bool = False
+    """Whether their cluster is not known, as in ``ClusterRequirements``."""
     choice: control_planes.Choice | None = None
     """The control plane that was contacted, if any."""
     warnings: Sequence[PreflightFinding] = ()
@@ -93,6 +95,7 @@ def inspect(
     *,
     sources: bool = True,
     without_cluster: bool = False,
+    alone: bool = False,
     compares: bool = False,
     compares_kubelets: bool = False,
     choice: control_planes.Choice | None = None,
@@ -100,12 +103,13 @@ def inspect(
     """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
-    report the GPUs that copies of their disks will find. ``compares``: control planes among the machines are compared
+    report the GPUs that copies of their disks will find. ``alone``: none is read either, but the machines may be nodes
+    of one, and report what they have. ``compares``: control planes among the machines are compared
     with their settings. ``compares_kubelets``: so are the kubelets of machines that are nodes. ``choice``: the control
     plane, if one is chosen. Raises GpunodesError if Ansible fails on the controller.
     """
     warnings: Sequence[PreflightFinding] = ()
-    if choice is None and not without_cluster and inventory.controls_of(machines):
+    if choice is None and not (without_cluster or alone) and inventory.controls_of(machines):
         choice = control_planes.choose(inventory, {machine.name for machine in machines})
         warnings = claims.unresponsive(choice)
     control = choice.machine if choice else None
@@ -136,7 +140,8 @@ def inspect(
     candidates = _explained(inventory, [_candidate(each, tracker, resolved[each.name]) for each in machines])
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     if control is None:
-        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=without_cluster)
+        found = Inspection(candidates, "", None, None, "", ended.interrupted, ended.log)
+        return replace(found, prepares=without_cluster, alone=alone)
     cluster = checked_cluster(tracker, control.name)
     requested_kubernetes = str(
         settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
@@ -262,7 +267,7 @@ def judge(
     """
     controls = given(**seen.controls, growth=growth.value) if seen.controls else None
     requirements = requirements_of(
-        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, control_planes=controls
+        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, alone=seen.alone, control_planes=controls
     )
     findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements), *drift_findings(seen)]
     if needs_cluster and seen.cluster is None:
@@ -274,9 +279,19 @@ def judge(
     return findings + [PreflightFinding(seen.control, "certificates", each, Severity.WARNING) for each in ends]
 
 
+def findings_of(inventory: Inventory, seen: Inspection, kubernetes: str) -> list[PreflightFinding]:
+    """What `preflight` finds: what ``judge`` does, and the warnings about storage."""
+    return [*judge(seen, kubernetes), *storage_findings.of_machines(inventory, seen.facts)]
+
+
 def drift_findings(seen: Inspection) -> list[PreflightFinding]:
     """How control planes and kubelets differ from their settings."""
     return [*drift.findings(seen.differing), *kubelet_drift.findings(seen.kubelets, seen.control)]
+
+
+def are_alone(inventory: Inventory) -> bool:
+    """Whether machines are checked by themselves: of their cluster, if they have one, no control plane can be asked."""
+    return not inventory.machines(Role.CONTROL_PLANE)
 
 
 def requested_version(
@@ -290,7 +305,8 @@ def requested_version(
     if given:
         return versions.check(given)
     controls = [] if without_cluster else inventory.controls_of(machines)
-    names = [machine.name for machine in (machines if without_cluster else controls)]
+    asked = [each for each in machines if each.role is not Role.GPU_HOST] if without_cluster else controls
+    names = [machine.name for machine in asked]
     requested = {
         str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
     }
@@ -309,15 +325,13 @@ def run(
     view: RunView,
     kubernetes: str | None = None,
     variables: Mapping[str, Any] | None = None,
-    *,
-    without_cluster: bool = False,
 ) -> RunResult:
     """The command `preflight`: all findings of all machines; nothing is changed.
 
-    ``variables``: settings of this run. ``without_cluster``: of machines whose cluster is not known, as before
-    `prepare`.
+    ``variables``: settings of this run.
     """
-    version = requested_version(inventory, kubernetes, machines, without_cluster=without_cluster)
+    alone = are_alone(inventory)
+    version = requested_version(inventory, kubernetes, machines, without_cluster=alone)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
     seen = inspect(
@@ -326,11 +340,11 @@ def run(
         folder,
         view,
         {**(variables or {}), "gpunodes_kubernetes_version": version},
-        without_cluster=without_cluster,
-        compares=not without_cluster,
-        compares_kubelets=not without_cluster,
+        alone=alone,
+        compares=not alone,
+        compares_kubelets=not alone,
     )
-    findings = [*judge(seen, version), *storage_findings.of_machines(inventory, seen.facts)]
+    findings = findings_of(inventory, seen, version)
     view.findings(findings)
     unreachable = {candidate.name for candidate in seen.candidates if candidate.facts is None}
     results = [

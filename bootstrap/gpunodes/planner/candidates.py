@@ -82,6 +82,9 @@ class ClusterRequirements:
     """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
     prepares: bool = False
     """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
+    alone: bool = False
+    """Whether the machines are checked by themselves: they may be nodes of a cluster of which nothing is known,
+    neither its CA nor its version."""
     endpoint: str = ""
     """HOST:PORT at which the machines of the cluster reach its API; "" without a cluster."""
     macs: frozenset[str] = frozenset()
@@ -96,6 +99,7 @@ def requirements_of(
     *,
     joins: bool = True,
     prepares: bool = False,
+    alone: bool = False,
     control_planes: ControlPlanes | None = None,
 ) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
@@ -106,6 +110,7 @@ def requirements_of(
         nodes=cluster.get("nodes", ()),
         joins=joins,
         prepares=prepares,
+        alone=alone,
         endpoint=str(cluster.get("endpoint") or ""),
         control_planes=control_planes or ControlPlanes(),
     )

@@ -58,8 +58,8 @@ class Check:
         """Whether it concerns this machine."""
         if self.concerns is Concerns.MACHINES:
             return True
-        prepares = requirements.prepares and self.concerns is Concerns.JOINING
-        return candidate.role is not Role.GPU_HOST and not prepares
+        joins = not (requirements.prepares or requirements.alone)
+        return candidate.role is not Role.GPU_HOST and (joins or self.concerns is not Concerns.JOINING)
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
@@ -69,7 +69,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     macs = frozenset(endpoint_checks.macs([candidate.facts for candidate in candidates if candidate.facts]))
     requirements = replace(requirements, addresses=_addresses(candidates, requirements), macs=macs)
-    same = {} if requirements.prepares else shared(candidates, requirements)
+    same = {} if requirements.prepares or requirements.alone else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -257,7 +257,7 @@ def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
             "a machine of this cluster, or of no cluster",
             f"if that cluster no longer exists, run `gpunodes reset {candidate.name}`",
         )
-    elif own["role"] != candidate.role.value:
+    elif own["role"] != candidate.role.value and not requirements.alone:
         names = {"control_plane": "a control plane", "worker": "a worker"}
         yield Problem(
             f"it is already {names[own['role']]}",
@@ -292,7 +292,7 @@ def _node_addresses(candidate: MachineFacts) -> node_address.Addresses:
 
 
 def _version(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
-    for package in ("kubelet", "kubeadm"):
+    for package in () if requirements.alone and facts["kubernetes"]["role"] else ("kubelet", "kubeadm"):
         installed = (facts["packages"].get(package) or "").split("-")[0]
         expected = requirements.kubernetes
         if installed and installed != expected and not installed.startswith(expected + "."):

@@ -207,12 +207,13 @@ _PEM = Pattern(
     "one or two certificates in PEM",
     r"(-----BEGIN CERTIFICATE-----\n([A-Za-z0-9+/=]{1,76}\n){1,60}-----END CERTIFICATE-----\n){1,2}",
 )
+NODES = Many(_CLUSTER_NODE, 20_000)
 _CLUSTER = {
     "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
     "leader_election": Optional(bool),
     "ca_hash": _CA_HASH,
-    "nodes": Many(_CLUSTER_NODE, 20_000),
+    "nodes": NODES,
     "certificates": Optional(_CERTIFICATES),
     "registry": Optional(Maybe({"address": _HOST_PORT, "ca": _PEM})),
 }
