@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import network, sockets
+from gpunodes.planner import ports
 
 # ip -json -details address show (iproute2 6.1), shortened.
 DEVICES: list[dict[str, Any]] = [
@@ -158,3 +159,44 @@ def test_the_holder_of_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     assert (found[8472]["pid"], found[8472]["program"], found[8472]["interface"]) == (None, None, "flannel.1")
     assert {each["port"]: each["interface"] for each in sockets.read(())}[8472] is None
+
+
+# 8472, 31337 and 45000.
+WAITING = "".join(
+    f" 1: 00000000:{port:04X} 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 {port} 2\n"
+    for port in (8472, 31337, 45000)
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ("", [8472, 31337]),
+        ("32768\t60999\n", [8472, 31337]),
+        ("1024\t65535\n", [8472]),
+        ("1024\t20000\n", [8472, 31337, 45000]),
+        ("9000\t40000\n", [8472, 45000]),
+    ],
+)
+def test_the_cluster_s_udp_ports_count_also_among_those_of_outgoing_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: str, found: list[int]
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/udp").write_text(WAITING)
+    (tmp_path / "sys/net/ipv4").mkdir(parents=True)
+    (tmp_path / "sys/net/ipv4/ip_local_port_range").write_text(limits)
+    monkeypatch.setattr(sockets, "PROC", str(tmp_path))
+    assert [each["port"] for each in sockets.read(())] == found
+
+
+def test_the_port_of_a_tunnel_is_no_outgoing_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/udp").write_text(WAITING)
+    monkeypatch.setattr(sockets, "PROC", str(tmp_path))
+    tunnel = {"name": "vxlan7", "addresses": [], "udp_port": 45000}
+    assert {each["port"]: each["interface"] for each in sockets.read([tunnel])}[45000] == "vxlan7"
+
+
+def test_the_cluster_s_udp_ports_are_those_of_the_table() -> None:
+    fixed = {port.first for port in ports.all_ports() if port.protocol == "udp" and port.from_ != "clients"}
+    assert fixed == sockets.UDP
