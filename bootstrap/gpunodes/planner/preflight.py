@@ -69,6 +69,7 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     macs = frozenset(endpoint_checks.macs([candidate.facts for candidate in candidates if candidate.facts]))
     requirements = replace(requirements, addresses=_addresses(candidates, requirements), macs=macs)
+    requirements = replace(requirements, controls=_controls(candidates, requirements))
     same = {} if requirements.prepares else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
@@ -87,10 +88,38 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     return [*findings, *control_planes.judge(candidates, requirements)]
 
 
+def _other_nodes(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[Mapping[str, Any]]:
+    """The nodes of machines that are not checked."""
+    own = {each.node["name"] for each in candidates if each.node}
+    return [node for node in requirements.nodes if node["name"] not in own]
+
+
 def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
-    found = {str(node["name"]): str(node.get("address", "")) for node in requirements.nodes}
-    own = {each.name: str((each.facts or {}).get("default_address") or each.address) for each in candidates}
+    """The addresses in the cluster that nodes have, and that machines have or get, by name."""
+    found = {str(node["name"]): str(node.get("address", "")) for node in _other_nodes(candidates, requirements)}
+    own = {each.name: _address_of(each) for each in candidates if each.role is not Role.GPU_HOST}
     return {name: address for name, address in {**found, **own}.items() if address}
+
+
+def _address_of(candidate: MachineFacts) -> str:
+    """The address of a machine in the cluster; one that cannot have the requested address has its own finding."""
+    chosen = node_address.chosen(_node_addresses(candidate)) if candidate.facts else None
+    if isinstance(chosen, str):
+        return chosen
+    default = (candidate.facts or {}).get("default_address")
+    return str(candidate.node.get("address") or default or candidate.address)
+
+
+def _controls(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
+    """The addresses of the control planes by name, if there are several; the inventory counts before they join."""
+    nodes = [node for node in requirements.nodes if node.get("role") == "control_plane"]
+    own = [each.name for each in candidates if each.role is Role.CONTROL_PLANE]
+    listed = requirements.control_planes.machines
+    if max(len(nodes), len(own), len(listed)) < 2:  # noqa: PLR2004 - a single one has no others
+        return {}
+    others = [str(node["name"]) for node in _other_nodes(candidates, requirements) if node in nodes]
+    known = requirements.addresses
+    return {**listed, **{name: known[name] for name in (*others, *own) if name in known}}
 
 
 def _system(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
@@ -340,9 +369,13 @@ def _network(
     requirements: ClusterRequirements,
 ) -> Iterator[Problem]:
     """A check of the network; each machine is checked against the addresses of all others."""
-    others = {name: address for name, address in requirements.addresses.items() if name != candidate.name}
+    others, controls = (
+        {name: address for name, address in found.items() if name != candidate.name}
+        for found in (requirements.addresses, requirements.controls)
+    )
+    shared = controls if candidate.endpoint.vip else {}
     in_cluster = bool(requirements.ca_hash)
-    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster))
+    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster, controls, shared))
 
 
 CHECKS: Sequence[Check] = (

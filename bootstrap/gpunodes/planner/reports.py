@@ -85,7 +85,7 @@ _SOCKET = {
 }
 _FIREWALL = {
     "name": one_of("ufw", "firewalld", "nftables", "iptables"),
-    "open": Many(Pattern("port", r"\*|[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp))?"), 200),
+    "open": Many(Pattern("port", r"\*|[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp|vrrp))?"), 200),
     "writable": bool,
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }

@@ -18,7 +18,7 @@ PODS = "pods"
 _EPHEMERAL = (32768, 60999)
 """The first and last port that the kernel gives to outgoing connections, unless it is configured otherwise."""
 UDP = frozenset({8472})
-"""The cluster's UDP ports (planner/tables/ports.toml), which count wherever the range of outgoing connections begins."""
+"""The cluster's UDP ports (planner/tables/ports.toml), which count also among those of outgoing connections."""
 # States of include/net/tcp_states.h: TCP_LISTEN, and for UDP TCP_CLOSE, a socket without a peer.
 _WAITING = {"tcp": "0A", "udp": "07"}
 _MOST = 1000
