@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,13 +17,53 @@ from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Ro
 from gpunodes.operations import claims, kubelets, matching, phases, switched_off
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, drift, endpoint, gpu, kubelet_drift, networks, preflight, reports, versions
+from gpunodes.planner import (
+    certificates,
+    drift,
+    endpoint,
+    gpu,
+    kubelet_drift,
+    networks,
+    preflight,
+    reports,
+    storage,
+    versions,
+)
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
 from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
 from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
 PHASES = (phases.PREFLIGHT,)
+_REACHED = "ansible_host"
+JUDGED = (
+    _REACHED,
+    ADDRESS,
+    CONTAINERD,
+    endpoint.ENDPOINT,
+    endpoint.VIP,
+    endpoint.ROUTER_ID,
+    endpoint.INTERVAL,
+    storage.SETTING,
+    "gpunodes_burn_in",
+    "gpunodes_component_arguments",
+    "gpunodes_cuda_versions",
+    "gpunodes_cudnn_version",
+    "gpunodes_driver_branch",
+    "gpunodes_driver_source",
+    "gpunodes_feature_gates",
+    "gpunodes_firewall",
+    "gpunodes_gpu_serving",
+    "gpunodes_gpu_sharing",
+    "gpunodes_kubernetes_version",
+    "gpunodes_network",
+    "gpunodes_pod_subnet",
+    "gpunodes_runtime",
+    "gpunodes_service_subnet",
+    "gpunodes_time_service",
+    "gpunodes_unsupported_os",
+)
+"""The variables that preflight judges: their templates are rendered, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +148,7 @@ def inspect(
         choice = control_planes.choose(inventory, {machine.name for machine in machines})
         warnings = claims.unresponsive(choice)
     control = choice.machine if choice else None
-    resolved = {
-        machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
-    }
+    rendered = _rendered(inventory, machines, variables, refuses=sources)
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
@@ -133,14 +170,16 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = _explained(inventory, [_candidate(each, tracker, resolved[each.name]) for each in machines])
+    candidates = _explained(inventory, [_candidate(each, tracker, rendered[each.name], variables) for each in machines])
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     if control is None:
         return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=without_cluster)
     cluster = checked_cluster(tracker, control.name)
-    requested_kubernetes = str(
-        settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
-    )
+    listed = inventory.machines(Role.CONTROL_PLANE)
+    others = [each for each in listed if each.name not in rendered]
+    rendered |= _rendered(inventory, others, variables, refuses=sources)
+    requested = settings.resolve({**rendered[control.name], **variables})
+    requested_kubernetes = str(requested["gpunodes_kubernetes_version"])
     own = str((cluster or {}).get("version") or requested_kubernetes).removeprefix("v")
     if sources and versions.minor_of(own) != versions.minor_of(requested_kubernetes):
         # The machines queried the package source of another minor than the cluster's, which was not known yet.
@@ -160,7 +199,7 @@ def inspect(
         return replace(newer_seen, warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
-    controls = _controls(inventory, control, variables, cluster)
+    controls = _controls({each.name: _address(rendered[each.name], each) for each in listed}, requested, cluster)
     differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
     found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
     return _with_kubelets(inventory, machines, found, tracker) if compares_kubelets else found
@@ -177,26 +216,49 @@ def _with_kubelets(inventory: Inventory, machines: Sequence[Machine], seen: Insp
 
 
 def _controls(
-    inventory: Inventory, control: Machine, variables: Mapping[str, Any], cluster: Mapping[str, Any] | None
+    addresses: Mapping[str, str], requested: Mapping[str, Any], cluster: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
-    """What the inventory and the cluster determine of ``given``."""
-    requested = settings.resolve({**inventory.variables(control.name), **variables})
+    """What the inventory and the cluster determine of ``given``: its control planes, and the settings of one."""
     target = requested[endpoint.VIP] or requested[endpoint.ENDPOINT]
     return {
-        "machines": {machine.name: machine.address for machine in inventory.machines(Role.CONTROL_PLANE)},
+        "machines": addresses,
         "endpoint": str((cluster or {}).get("endpoint") or target or ""),
         "arguments": requested["gpunodes_component_arguments"],
         "leader_election": (cluster or {}).get("leader_election", True),
     }
 
 
-def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
-    """The variables of a machine, with a rendered address in the cluster."""
-    found = inventory.variables(name)
-    # Preflight reports a template that cannot be rendered; commands without preflight do not need it.
-    with contextlib.suppress(WrongInput):
-        found |= inventory.rendered(name, ADDRESS)
+def _rendered(
+    inventory: Inventory, machines: Sequence[Machine], variables: Mapping[str, Any], *, refuses: bool
+) -> dict[str, dict[str, Any]]:
+    """The variables of machines, rendered as far as they are judged; ``variables`` are those of the run.
+
+    ``refuses``: raises WrongInput for a template that cannot be rendered, and for wrong values of templates. Commands
+    without preflight need neither: the defaults stand in for them.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    wrong: dict[str, list[settings.SettingProblem]] = {}
+    for machine in machines:
+        raw = inventory.variables(machine.name)
+        try:
+            own = inventory.with_rendered(machine.name, JUDGED, variables)
+        except WrongInput:
+            if refuses:
+                raise
+            own = {key: raw[key] for key in raw if key not in JUDGED or not settings.is_template(raw[key])}
+        found[machine.name] = own
+        if any(own[key] is not raw[key] for key in JUDGED if key in own):
+            problems = list(settings.problems({key: own[key] for key in JUDGED if key in own}))
+            wrong[machine.name] = problems if refuses else []
+            for each in problems:
+                own.pop(each.key, None)
+    settings.report_all(inventory.title, wrong)
     return found
+
+
+def _address(variables: Mapping[str, Any], machine: Machine) -> str:
+    """The address by which the inventory reaches a machine."""
+    return str(variables.get(_REACHED) or machine.name)
 
 
 def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[MachineFacts]:
@@ -212,8 +274,14 @@ def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[Mac
     ]
 
 
-def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> MachineFacts:
-    """What a machine reported, or why it did not."""
+def _candidate(
+    machine: Machine, tracker: Tracker, own: Mapping[str, Any], variables: Mapping[str, Any]
+) -> MachineFacts:
+    """What a machine reported, or why it did not; ``own`` are its variables, ``variables`` those of the run."""
+    resolved = settings.resolve({**own, **variables})
+    shares = resolved[storage.SETTING]
+    # A wrong value is another check's problem.
+    serves = not [*storage.problems(shares)] and storage.serves(shares, own.get("group_names") or ())
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
     why = events.cause(failure) if failure else "Ansible stopped before the machine reported its facts"
@@ -226,12 +294,12 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
         requested=gpu.requested_of(resolved, ""),
-        network=networks.settings_of(resolved),
+        network=networks.settings_of(resolved, storage=serves),
         endpoint=endpoint.settings_of(resolved),
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
         containerd=str(resolved[CONTAINERD]),
-        address=machine.address,
+        address=_address(own, machine),
         node_address=str(resolved[ADDRESS]),
     )
 
