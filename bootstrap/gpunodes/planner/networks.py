@@ -177,8 +177,10 @@ def _of_routes(
         for target in _without_loopback(route["to"]):
             if each.network.overlaps(target) and (route["device"], target) not in implied:
                 via = f" through {route['gateway']}" if route["gateway"] else ""
+                table = f" (table {route['table']})" if route.get("table") else ""
                 is_wider = bool(route["gateway"]) and target.prefixlen < each.network.prefixlen
-                yield _Overlap(each, f"the route to {target}{via} of {route['device']}", route["device"], is_wider)
+                what = f"the route to {target}{via} of {route['device']}{table}"
+                yield _Overlap(each, what, route["device"], is_wider)
 
 
 def _without_loopback(text: str) -> list[Network]:

@@ -69,7 +69,12 @@ _CIDR = Pattern("network", r"[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?")
 _NETWORK = {
     "devices": Many({"name": _DEVICE, "addresses": Many(_CIDR, 1000), "udp_port": Maybe(int)}, 10_000),
     "routes": Many(
-        {"to": _CIDR, "device": Pattern("network device's name", rf"({_DEVICE.pattern})?"), "gateway": _ADDRESS},
+        {
+            "to": _CIDR,
+            "device": Pattern("network device's name", rf"({_DEVICE.pattern})?"),
+            "gateway": _ADDRESS,
+            "table": Optional(Pattern("routing table", r"[A-Za-z0-9_.?-]{0,32}")),
+        },
         100_000,
     ),
     "docker_bridge": Pattern("network", rf"({_CIDR.pattern})?"),

@@ -49,11 +49,47 @@ def test_routes() -> None:
         {"dst": "fe80::/64", "dev": "eth0"},
     ]
     assert network.parse_routes(listed) == [
-        {"to": "10.0.0.0/24", "device": "eth0", "gateway": ""},
-        {"to": "10.1.0.0/16", "device": "eth0", "gateway": "10.0.0.1"},
-        {"to": "10.2.0.0/16", "device": "eth1", "gateway": "fe80::1"},
-        {"to": "10.3.0.0/16", "device": "blackhole", "gateway": ""},
+        {"to": "10.0.0.0/24", "device": "eth0", "gateway": "", "table": ""},
+        {"to": "10.1.0.0/16", "device": "eth0", "gateway": "10.0.0.1", "table": ""},
+        {"to": "10.2.0.0/16", "device": "eth1", "gateway": "fe80::1", "table": ""},
+        {"to": "10.3.0.0/16", "device": "blackhole", "gateway": "", "table": ""},
     ]
+
+
+def test_routes_of_tables_for_policy_routing() -> None:
+    """The first five are those of ``ip -json -4 route show table all`` (iproute2 6.1), shortened."""
+    listed: list[dict[str, Any]] = [
+        {"type": "throw", "dst": "10.1.0.0/16", "table": "52", "flags": []},
+        {"type": "unreachable", "dst": "10.2.0.0/16", "table": "52", "flags": []},
+        {"type": "local", "dst": "10.3.0.0/16", "dev": "lo", "table": "200", "scope": "host", "flags": []},
+        {"type": "local", "dst": "127.0.0.0/8", "dev": "lo", "table": "local", "protocol": "kernel", "flags": []},
+        {"type": "broadcast", "dst": "10.9.0.255", "dev": "eth1", "table": "local", "protocol": "kernel"},
+        {"dst": "default", "gateway": "10.9.0.1", "dev": "eth1", "table": "100"},
+        {"dst": "10.9.0.0/24", "dev": "eth1", "scope": "link", "table": "100"},
+        {"dst": "10.9.0.0/24", "dev": "eth1", "scope": "link"},
+        {"dst": "10.244.7.0/24", "gateway": "10.9.0.1", "dev": "eth1", "table": "100"},
+        {"dst": "10.8.0.0/24", "dev": "eth1", "table": "x; reboot"},
+    ]
+    assert network.parse_routes(listed) == [
+        {"to": "10.9.0.0/24", "device": "eth1", "gateway": "", "table": ""},
+        {"to": "10.244.7.0/24", "device": "eth1", "gateway": "10.9.0.1", "table": "100"},
+        {"to": "10.2.0.0/16", "device": "unreachable", "gateway": "", "table": "52"},
+        {"to": "10.8.0.0/24", "device": "eth1", "gateway": "", "table": "?"},
+    ]
+
+
+def test_all_tables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+
+    def must(argv: list[str]) -> str:
+        called.append(argv)
+        return '[{"dst": "10.244.7.0/24", "dev": "wg0", "table": "100"}]' if "-4" in argv else "[]"
+
+    monkeypatch.setattr(network, "must", must)
+    read = network.read()
+    assert read
+    assert read["routes"] == [{"to": "10.244.7.0/24", "device": "wg0", "gateway": "", "table": "100"}]
+    assert called[1:] == [["ip", "-json", family, "route", "show", "table", "all"] for family in ("-4", "-6")]
 
 
 @pytest.mark.parametrize(

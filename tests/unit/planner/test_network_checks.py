@@ -85,6 +85,15 @@ def test_an_address_or_route_in_a_range_is_refused_with_its_device(changes: dict
     assert "set gpunodes_" in remedy
 
 
+def test_a_route_of_another_table_is_named_with_its_table() -> None:
+    changed = network(("eth0", "10.0.0.11/24"))
+    changed["routes"] = [{"to": "10.244.7.0/24", "device": "eth1", "gateway": "10.9.0.1", "table": "100"}]
+    assert reports.machine_problem(facts(gpu={"functions": []}, network=changed)) == ""
+    ((_, severity, fact, _),) = found({"network": changed})
+    assert severity is Severity.ERROR
+    assert "overlaps the route to 10.244.7.0/24 through 10.9.0.1 of eth1 (table 100)" in fact
+
+
 def test_one_sentence_names_all_overlaps_of_a_machine() -> None:
     many = network(*((f"eth{number}", f"10.244.{number}.1/24") for number in range(7)))
     ((_, _, fact, _),) = found({"network": many})

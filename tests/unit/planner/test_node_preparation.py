@@ -187,8 +187,8 @@ def test_a_worker_needs_4_gib_on_one_disk_and_a_control_plane_more() -> None:
     (short,) = space(facts(disks=disks(4095)))
     assert short == (
         "4095 MiB are free on /; wanted: at least 4096 MiB: 384 for Kubernetes' packages, 128 for containerd, 256 for"
-        " downloaded packages, 768 for the node's images, 2048 for pods, 512 for volumes of pods; free some space there,"
-        " or enlarge it; or set gpunodes_data_directory to a directory on a larger disk"
+        " downloaded packages, 768 for the node's images, 2048 for pods, 512 for volumes of pods; free some space"
+        " there, or enlarge it; or set gpunodes_data_directory to a directory on a larger disk"
     )
     assert len(space(facts(disks=disks(4096)), role=Role.CONTROL_PLANE)) == 1
     assert space(facts(disks=disks(4864)), role=Role.CONTROL_PLANE) == []
