@@ -14,7 +14,7 @@ from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
-from gpunodes.operations import claims, kubelets, matching, phases, switched_off
+from gpunodes.operations import claims, judged, kubelets, matching, phases, switched_off
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import (
@@ -35,35 +35,6 @@ from gpunodes.planner.node_address import SETTING as ADDRESS
 from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
 PHASES = (phases.PREFLIGHT,)
-_REACHED = "ansible_host"
-JUDGED = (
-    _REACHED,
-    ADDRESS,
-    CONTAINERD,
-    endpoint.ENDPOINT,
-    endpoint.VIP,
-    endpoint.ROUTER_ID,
-    endpoint.INTERVAL,
-    storage.SETTING,
-    "gpunodes_burn_in",
-    "gpunodes_component_arguments",
-    "gpunodes_cuda_versions",
-    "gpunodes_cudnn_version",
-    "gpunodes_driver_branch",
-    "gpunodes_driver_source",
-    "gpunodes_feature_gates",
-    "gpunodes_firewall",
-    "gpunodes_gpu_serving",
-    "gpunodes_gpu_sharing",
-    "gpunodes_kubernetes_version",
-    "gpunodes_network",
-    "gpunodes_pod_subnet",
-    "gpunodes_runtime",
-    "gpunodes_service_subnet",
-    "gpunodes_time_service",
-    "gpunodes_unsupported_os",
-)
-"""The variables that preflight judges: their templates are rendered, and no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +119,7 @@ def inspect(
         choice = control_planes.choose(inventory, {machine.name for machine in machines})
         warnings = claims.unresponsive(choice)
     control = choice.machine if choice else None
-    rendered = _rendered(inventory, machines, variables, refuses=sources)
+    rendered = judged.rendered(inventory, machines, variables, refuses=sources)
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
@@ -177,7 +148,7 @@ def inspect(
     cluster = checked_cluster(tracker, control.name)
     listed = inventory.machines(Role.CONTROL_PLANE)
     others = [each for each in listed if each.name not in rendered]
-    rendered |= _rendered(inventory, others, variables, refuses=sources)
+    rendered |= judged.rendered(inventory, others, variables, refuses=sources)
     requested = settings.resolve({**rendered[control.name], **variables})
     requested_kubernetes = str(requested["gpunodes_kubernetes_version"])
     own = str((cluster or {}).get("version") or requested_kubernetes).removeprefix("v")
@@ -199,7 +170,7 @@ def inspect(
         return replace(newer_seen, warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
-    controls = _controls({each.name: _address(rendered[each.name], each) for each in listed}, requested, cluster)
+    controls = _controls({each.name: judged.address(rendered[each.name], each) for each in listed}, requested, cluster)
     differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
     found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
     return _with_kubelets(inventory, machines, found, tracker) if compares_kubelets else found
@@ -226,39 +197,6 @@ def _controls(
         "arguments": requested["gpunodes_component_arguments"],
         "leader_election": (cluster or {}).get("leader_election", True),
     }
-
-
-def _rendered(
-    inventory: Inventory, machines: Sequence[Machine], variables: Mapping[str, Any], *, refuses: bool
-) -> dict[str, dict[str, Any]]:
-    """The variables of machines, rendered as far as they are judged; ``variables`` are those of the run.
-
-    ``refuses``: raises WrongInput for a template that cannot be rendered, and for wrong values of templates. Commands
-    without preflight need neither: the defaults stand in for them.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    wrong: dict[str, list[settings.SettingProblem]] = {}
-    for machine in machines:
-        raw = inventory.variables(machine.name)
-        try:
-            own = inventory.with_rendered(machine.name, JUDGED, variables)
-        except WrongInput:
-            if refuses:
-                raise
-            own = {key: raw[key] for key in raw if key not in JUDGED or not settings.is_template(raw[key])}
-        found[machine.name] = own
-        if any(own[key] is not raw[key] for key in JUDGED if key in own):
-            problems = list(settings.problems({key: own[key] for key in JUDGED if key in own}))
-            wrong[machine.name] = problems if refuses else []
-            for each in problems:
-                own.pop(each.key, None)
-    settings.report_all(inventory.title, wrong)
-    return found
-
-
-def _address(variables: Mapping[str, Any], machine: Machine) -> str:
-    """The address by which the inventory reaches a machine."""
-    return str(variables.get(_REACHED) or machine.name)
 
 
 def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[MachineFacts]:
@@ -299,7 +237,7 @@ def _candidate(
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
         containerd=str(resolved[CONTAINERD]),
-        address=_address(own, machine),
+        address=judged.address(own, machine),
         node_address=str(resolved[ADDRESS]),
     )
 

@@ -17,6 +17,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import (
     clocks,
+    cluster_addresses,
     control_planes,
     endpoint_checks,
     gates,
@@ -68,8 +69,8 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     own = own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     macs = frozenset(endpoint_checks.macs([candidate.facts for candidate in candidates if candidate.facts]))
-    requirements = replace(requirements, addresses=_addresses(candidates, requirements), macs=macs)
-    requirements = replace(requirements, controls=_controls(candidates, requirements))
+    requirements = replace(requirements, addresses=cluster_addresses.of_all(candidates, requirements), macs=macs)
+    requirements = replace(requirements, controls=cluster_addresses.of_controls(candidates, requirements))
     same = {} if requirements.prepares else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
@@ -86,40 +87,6 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         ]
         findings += same.get(candidate.name, [])
     return [*findings, *control_planes.judge(candidates, requirements)]
-
-
-def _other_nodes(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[Mapping[str, Any]]:
-    """The nodes of machines that are not checked."""
-    own = {each.node["name"] for each in candidates if each.node}
-    return [node for node in requirements.nodes if node["name"] not in own]
-
-
-def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
-    """The addresses in the cluster that nodes have, and that machines have or get, by name."""
-    found = {str(node["name"]): str(node.get("address", "")) for node in _other_nodes(candidates, requirements)}
-    own = {each.name: _address_of(each) for each in candidates if each.role is not Role.GPU_HOST}
-    return {name: address for name, address in {**found, **own}.items() if address}
-
-
-def _address_of(candidate: MachineFacts) -> str:
-    """The address of a machine in the cluster; one that cannot have the requested address has its own finding."""
-    chosen = node_address.chosen(_node_addresses(candidate)) if candidate.facts else None
-    if isinstance(chosen, str):
-        return chosen
-    default = (candidate.facts or {}).get("default_address")
-    return str(candidate.node.get("address") or default or candidate.address)
-
-
-def _controls(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
-    """The addresses of the control planes by name, if there are several; the inventory counts before they join."""
-    nodes = [node for node in requirements.nodes if node.get("role") == "control_plane"]
-    own = [each.name for each in candidates if each.role is Role.CONTROL_PLANE]
-    listed = requirements.control_planes.machines
-    if max(len(nodes), len(own), len(listed)) < 2:  # noqa: PLR2004 - a single one has no others
-        return {}
-    others = [str(node["name"]) for node in _other_nodes(candidates, requirements) if node in nodes]
-    known = requirements.addresses
-    return {**listed, **{name: known[name] for name in (*others, *own) if name in known}}
 
 
 def _system(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
@@ -307,17 +274,11 @@ def _runtime(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iter
 
 def _address(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     if requirements.joins:
-        yield from node_address.problems(_node_addresses(candidate), requirements.nodes)
+        yield from node_address.problems(cluster_addresses.node_addresses(candidate), requirements.nodes)
 
 
 def _lost_address(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    yield from node_address.lost(_node_addresses(candidate))
-
-
-def _node_addresses(candidate: MachineFacts) -> node_address.Addresses:
-    return node_address.Addresses(
-        candidate.name, candidate.node_address, candidate.address, candidate.facts or {}, candidate.node
-    )
+    yield from node_address.lost(cluster_addresses.node_addresses(candidate))
 
 
 def _version(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:

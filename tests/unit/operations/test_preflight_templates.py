@@ -13,7 +13,7 @@ from gpunodes.engine import runner
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, Outcome, PreflightFinding, Role, TaskEnded
-from gpunodes.operations import preflight
+from gpunodes.operations import judged, preflight
 from gpunodes.operations.tracker import Tracker
 
 from tests.stand_ins import Silent, facts, gpu_machine
@@ -46,7 +46,7 @@ def seen(
     return preflight.inspect(inventory, machines, folder, Silent(), {"gpunodes_kubernetes_version": "1.36"})
 
 
-def judged(*arguments: Any) -> list[PreflightFinding]:
+def of_gpu_1(*arguments: Any) -> list[PreflightFinding]:
     return [each for each in preflight.judge(seen(*arguments), "1.36") if each.machine == "gpu-1"]
 
 
@@ -59,7 +59,7 @@ def test_a_template_of_a_range_is_compared_with_the_machine_s_network(
         "docker_bridge": "",
     }
     variables = 'site_pods: 10.50.0.0/16\ngpunodes_pod_subnet: "{{ site_pods }}"\n'
-    found = judged(monkeypatch, tmp_path, variables, {"network": network})
+    found = of_gpu_1(monkeypatch, tmp_path, variables, {"network": network})
     (one,) = [each for each in found if each.check == "ranges"]
     assert "gpunodes_pod_subnet 10.50.0.0/16 overlaps the route to 10.50.7.0/24" in one.problem.found
 
@@ -82,7 +82,7 @@ def test_templates_of_software_are_what_they_render_to(monkeypatch: pytest.Monke
 def test_a_template_of_the_firewall_setting_keeps_its_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     closed = [{"name": "iptables", "open": ["22/tcp"], "writable": False, "chains": ["INPUT"]}]
     variables = 'f: open\ngpunodes_firewall: "{{ f }}"\n'
-    found = judged(monkeypatch, tmp_path, variables, {"firewalls": closed})
+    found = of_gpu_1(monkeypatch, tmp_path, variables, {"firewalls": closed})
     assert [each.check for each in found if each.check == "firewall"] == ["firewall"]
 
 
@@ -180,4 +180,4 @@ def test_every_setting_that_preflight_reads_is_rendered(monkeypatch: pytest.Monk
     preflight._candidate(machine, Tracker([machine], preflight.PHASES, Silent()), {}, {})
     preflight._controls({}, given, None)
     assert given.read
-    assert given.read - {*preflight.JUDGED} == set()
+    assert given.read - {*judged.JUDGED} == set()
