@@ -293,7 +293,7 @@ class Inventory:
 
         variables = self.variables(name)
         others = HostVars(self._manager, self._variables, self._manager._loader)
-        seen = {**settings.defaults(), **variables, **(more or {}), "hostvars": others}
+        seen = {**_defaults(), **variables, **(more or {}), "hostvars": others}
         templar = Templar(loader=self._manager._loader, variables=seen)
         found: dict[str, Any] = {}
         for key in [key for key in variables if str(key).startswith(prefixes)]:
@@ -375,6 +375,12 @@ class Inventory:
             if "{{" not in value:
                 check_destination(name, variable, value)
         return Machine(name=name, address=str(variables.get("ansible_host") or name), role=role)
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    """The defaults of settings; one that is a template itself is known to playbooks only."""
+    return {name: value for name, value in settings.defaults().items() if not settings.is_template(value)}
 
 
 def where_to_add(plugin: str) -> str:
