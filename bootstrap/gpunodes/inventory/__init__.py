@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunodes import clusters
+from gpunodes import clusters, settings
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import snapshot
 from gpunodes.inventory.loader import BECOME_FILE, LOGIN_FILE, VAULT_REMEDY, load, password_of
@@ -281,18 +281,22 @@ class Inventory:
                 chosen[name] = by_name[name]
         return list(chosen.values())
 
-    def rendered(self, name: str, *prefixes: str) -> dict[str, Any]:
+    def rendered(self, name: str, *prefixes: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The variables of a machine whose names start with one of ``prefixes``, with rendered templates.
 
+        As in a playbook, templates see defaults of settings, other machines, and ``more`` before the inventory's own.
         Raises WrongInput for a template that cannot be rendered, without its value, which may be a secret.
         """
         from ansible.errors import AnsibleError
         from ansible.template import Templar
+        from ansible.vars.hostvars import HostVars
 
         variables = self.variables(name)
-        templar = Templar(loader=self._manager._loader, variables=variables)
+        others = HostVars(self._manager, self._variables, self._manager._loader)
+        seen = {**_defaults(), **variables, **(more or {}), "hostvars": others}
+        templar = Templar(loader=self._manager._loader, variables=seen)
         found: dict[str, Any] = {}
-        for key in [key for key in variables if key.startswith(prefixes)]:
+        for key in [key for key in variables if str(key).startswith(prefixes)]:
             try:
                 value = templar.template(variables[key])
                 found[key] = str(value) if isinstance(value, str) else value
@@ -303,6 +307,14 @@ class Inventory:
                     f"correct it; {VAULT_REMEDY}",
                 ) from error
         return found
+
+    def with_rendered(self, name: str, keys: Collection[str], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All variables of a machine, ``keys`` rendered if one of them is a template; raises as ``rendered``."""
+        found = self.variables(name)
+        # Ansible needs milliseconds for the templates of a machine.
+        if not any(settings.is_template(found[key]) for key in keys if key in found):
+            return found
+        return found | self.rendered(name, *keys, more=more)
 
     def connection(self, name: str) -> dict[str, Any]:
         """All variables of a machine, the connection variables rendered; raises WrongInput as ``rendered``.
@@ -363,6 +375,12 @@ class Inventory:
             if "{{" not in value:
                 check_destination(name, variable, value)
         return Machine(name=name, address=str(variables.get("ansible_host") or name), role=role)
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    """The defaults of settings; one that is a template itself is known to playbooks only."""
+    return {name: value for name, value in settings.defaults().items() if not settings.is_template(value)}
 
 
 def where_to_add(plugin: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +14,21 @@ from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
-from gpunodes.operations import claims, kubelets, matching, phases, switched_off
+from gpunodes.operations import claims, judged, kubelets, matching, phases, switched_off
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, drift, endpoint, gpu, kubelet_drift, networks, preflight, reports, versions
+from gpunodes.planner import (
+    certificates,
+    drift,
+    endpoint,
+    gpu,
+    kubelet_drift,
+    networks,
+    preflight,
+    reports,
+    storage,
+    versions,
+)
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
 from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
@@ -113,9 +123,7 @@ def inspect(
         choice = control_planes.choose(inventory, {machine.name for machine in machines})
         warnings = claims.unresponsive(choice)
     control = choice.machine if choice else None
-    resolved = {
-        machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
-    }
+    rendered = judged.rendered(inventory, machines, variables, refuses=sources)
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
@@ -137,15 +145,17 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = _explained(inventory, [_candidate(each, tracker, resolved[each.name]) for each in machines])
+    candidates = _explained(inventory, [_candidate(each, tracker, rendered[each.name], variables) for each in machines])
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     if control is None:
         found = Inspection(candidates, "", None, None, "", ended.interrupted, ended.log)
         return replace(found, prepares=without_cluster, alone=alone)
     cluster = checked_cluster(tracker, control.name)
-    requested_kubernetes = str(
-        settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
-    )
+    listed = inventory.machines(Role.CONTROL_PLANE)
+    others = [each for each in listed if each.name not in rendered]
+    rendered |= judged.rendered(inventory, others, variables, refuses=sources)
+    requested = settings.resolve({**rendered[control.name], **variables})
+    requested_kubernetes = str(requested["gpunodes_kubernetes_version"])
     own = str((cluster or {}).get("version") or requested_kubernetes).removeprefix("v")
     if sources and versions.minor_of(own) != versions.minor_of(requested_kubernetes):
         # The machines queried the package source of another minor than the cluster's, which was not known yet.
@@ -165,7 +175,7 @@ def inspect(
         return replace(newer_seen, warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
-    controls = _controls(inventory, control, variables, cluster)
+    controls = _controls({each.name: judged.address(rendered[each.name], each) for each in listed}, requested, cluster)
     differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
     found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
     return _with_kubelets(inventory, machines, found, tracker) if compares_kubelets else found
@@ -182,26 +192,16 @@ def _with_kubelets(inventory: Inventory, machines: Sequence[Machine], seen: Insp
 
 
 def _controls(
-    inventory: Inventory, control: Machine, variables: Mapping[str, Any], cluster: Mapping[str, Any] | None
+    addresses: Mapping[str, str], requested: Mapping[str, Any], cluster: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
-    """What the inventory and the cluster determine of ``given``."""
-    requested = settings.resolve({**inventory.variables(control.name), **variables})
+    """What the inventory and the cluster determine of ``given``: its control planes, and the settings of one."""
     target = requested[endpoint.VIP] or requested[endpoint.ENDPOINT]
     return {
-        "machines": {machine.name: machine.address for machine in inventory.machines(Role.CONTROL_PLANE)},
+        "machines": addresses,
         "endpoint": str((cluster or {}).get("endpoint") or target or ""),
         "arguments": requested["gpunodes_component_arguments"],
         "leader_election": (cluster or {}).get("leader_election", True),
     }
-
-
-def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
-    """The variables of a machine, with a rendered address in the cluster."""
-    found = inventory.variables(name)
-    # Preflight reports a template that cannot be rendered; commands without preflight do not need it.
-    with contextlib.suppress(WrongInput):
-        found |= inventory.rendered(name, ADDRESS)
-    return found
 
 
 def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[MachineFacts]:
@@ -217,8 +217,14 @@ def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[Mac
     ]
 
 
-def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> MachineFacts:
-    """What a machine reported, or why it did not."""
+def _candidate(
+    machine: Machine, tracker: Tracker, own: Mapping[str, Any], variables: Mapping[str, Any]
+) -> MachineFacts:
+    """What a machine reported, or why it did not; ``own`` are its variables, ``variables`` those of the run."""
+    resolved = settings.resolve({**own, **variables})
+    shares = resolved[storage.SETTING]
+    # A wrong value is another check's problem.
+    serves = not [*storage.problems(shares)] and storage.serves(shares, own.get("group_names") or ())
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
     why = events.cause(failure) if failure else "Ansible stopped before the machine reported its facts"
@@ -231,12 +237,12 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
         requested=gpu.requested_of(resolved, ""),
-        network=networks.settings_of(resolved),
+        network=networks.settings_of(resolved, storage=serves),
         endpoint=endpoint.settings_of(resolved),
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
         containerd=str(resolved[CONTAINERD]),
-        address=machine.address,
+        address=judged.address(own, machine),
         node_address=str(resolved[ADDRESS]),
     )
 

@@ -79,7 +79,9 @@ class ClusterRequirements:
     joins: bool = True
     """Whether the machines are to be nodes of it: other machines need no address in the cluster."""
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
+    """The addresses in the cluster of nodes, and of the machines that are checked, by name; `judge` fills them in."""
+    controls: Mapping[str, str] = field(default_factory=dict)
+    """The same of the control planes, if there are several; `judge` fills them in."""
     prepares: bool = False
     """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
     alone: bool = False

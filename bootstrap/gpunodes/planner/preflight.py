@@ -17,6 +17,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import (
     clocks,
+    cluster_addresses,
     control_planes,
     endpoint_checks,
     gates,
@@ -68,7 +69,8 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     own = own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     macs = frozenset(endpoint_checks.macs([candidate.facts for candidate in candidates if candidate.facts]))
-    requirements = replace(requirements, addresses=_addresses(candidates, requirements), macs=macs)
+    requirements = replace(requirements, addresses=cluster_addresses.of_all(candidates, requirements), macs=macs)
+    requirements = replace(requirements, controls=cluster_addresses.of_controls(candidates, requirements))
     same = {} if requirements.prepares or requirements.alone else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
@@ -85,12 +87,6 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         ]
         findings += same.get(candidate.name, [])
     return [*findings, *control_planes.judge(candidates, requirements)]
-
-
-def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
-    found = {str(node["name"]): str(node.get("address", "")) for node in requirements.nodes}
-    own = {each.name: str((each.facts or {}).get("default_address") or each.address) for each in candidates}
-    return {name: address for name, address in {**found, **own}.items() if address}
 
 
 def _system(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
@@ -278,17 +274,11 @@ def _runtime(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iter
 
 def _address(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     if requirements.joins:
-        yield from node_address.problems(_node_addresses(candidate), requirements.nodes)
+        yield from node_address.problems(cluster_addresses.node_addresses(candidate), requirements.nodes)
 
 
 def _lost_address(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    yield from node_address.lost(_node_addresses(candidate))
-
-
-def _node_addresses(candidate: MachineFacts) -> node_address.Addresses:
-    return node_address.Addresses(
-        candidate.name, candidate.node_address, candidate.address, candidate.facts or {}, candidate.node
-    )
+    yield from node_address.lost(cluster_addresses.node_addresses(candidate))
 
 
 def _version(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
@@ -340,9 +330,13 @@ def _network(
     requirements: ClusterRequirements,
 ) -> Iterator[Problem]:
     """A check of the network; each machine is checked against the addresses of all others."""
-    others = {name: address for name, address in requirements.addresses.items() if name != candidate.name}
+    others, controls = (
+        {name: address for name, address in found.items() if name != candidate.name}
+        for found in (requirements.addresses, requirements.controls)
+    )
+    shared = controls if candidate.endpoint.vip else {}
     in_cluster = bool(requirements.ca_hash)
-    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster))
+    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster, controls, shared))
 
 
 CHECKS: Sequence[Check] = (

@@ -391,6 +391,16 @@ def test_a_machine_without_dcgm_runs_a_cuda_program_on_each_gpu(programs: Path) 
     assert calls.count("rm --force gpunodes-burn-in-0") == 1
 
 
+def test_an_image_that_cannot_be_pulled_shows_its_first_cause(programs: Path) -> None:
+    reason = "429 Too Many Requests (toomanyrequests: slow down)"
+    write(programs, "docker", f"test $1 = image || {{ echo '{reason}'; echo 'see the manual'; }} >&2; exit 1")
+    with pytest.raises(MachineProblem) as raised:
+        burn_in.burn_in(3, "docker", "cuda:1", ["nbody"])
+    assert raised.value.problem.found == "the image cuda:1 cannot be pulled: 429 Too Many Requests"
+    assert "the registry limits pulls" in raised.value.problem.remedy
+    assert raised.value.problem.remedy.endswith("; or install DCGM")
+
+
 @pytest.mark.parametrize(
     ("runtime", "image", "found"),
     [

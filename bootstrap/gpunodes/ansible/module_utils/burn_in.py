@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from . import burn_in_results
+from . import burn_in_results, causes
 from .burn_in_results import FAILED, PASSED, TestResult
+from .causes import Program
 from .gpu_verify import container, pull, run_or_abandon, smi_xml
 from .problem import MachineProblem, Problem
 from .process import PATH, CommandResult, last_line, run
@@ -184,10 +185,12 @@ def _workload(found: Sequence[Gpu], runtime: str, image: str, command: Sequence[
         )
     pulled = pull(runtime, image)
     if not pulled.ok:
+        cause = causes.of(Program.IMAGE, pulled.text)
         raise MachineProblem(
-            f"the image {image} cannot be pulled: {last_line(pulled.text)}",
+            f"the image {image} cannot be pulled: {cause.found}",
             "an image to run",
-            "see gpunodes_image_mirrors and gpunodes_burn_in_image, or install DCGM",
+            f"{cause.remedy or 'see gpunodes_image_mirrors and gpunodes_burn_in_image'}; or install DCGM",
+            pulled.text,
         )
     with ThreadPoolExecutor(len(found)) as pool:
         results = list(pool.map(lambda gpu: _compute(gpu, runtime, image, command), found))
