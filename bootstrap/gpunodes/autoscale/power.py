@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gpunodes import settings
 from gpunodes.autoscale.plan import Plan, PlannedMachine
 from gpunodes.autoscale.state import Kubelet
 from gpunodes.engine import power as powers
@@ -20,7 +19,6 @@ from gpunodes.engine.power import Order, PowerProblem, PowerState, kinds
 from gpunodes.engine.remote.openssh import Rules
 from gpunodes.engine.remote.targets import Target
 from gpunodes.errors import GpunodesError
-from gpunodes.identity.values import macs
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
@@ -122,10 +120,9 @@ class BmcMachines:
     def _bmc(self, name: str) -> powers.Power:
         """The BMC of a machine, if it is that machine's."""
         machine = self.plan.machines[name]
-        if _is_woken(machine):
-            return self._woken(machine)
-        given = self._settings(name, machine.bmc)
-        return MachineControl(name, "", given, 0.0, machine.identity, jump=self._hops(machine)).own_power()
+        given, hops = self._settings(name, machine.bmc), self._hops(machine)
+        control = MachineControl(name, machine.address, given, 0.0, machine.identity, jump=hops, port=KUBELET)
+        return control.own_power()
 
     def _hops(self, machine: PlannedMachine) -> tuple[Target, ...]:
         """The jump hosts before a BMC; their keys must be those of the plan."""
@@ -147,21 +144,6 @@ class BmcMachines:
             )
             for hop in jump.hops
         )
-
-    def _woken(self, machine: PlannedMachine) -> powers.Power:
-        """A machine without a BMC; its MAC address must be one that it reported, where it reported any."""
-        reported = machine.identity.macs
-        access = kinds.access(machine.name, settings.resolve(machine.bmc), (machine.address, KUBELET), reported)
-        if access is None:  # its kind is wol
-            raise AssertionError(machine.name)
-        own, woken = macs(reported), macs(access.macs)
-        if own and woken and not own & woken:
-            raise PowerProblem(
-                powers.Trouble.WRONG_MACHINE,
-                f"{machine.name} has no interface {', '.join(access.macs)}: it reported {', '.join(reported)}",
-                "correct gpunodes_bmc_mac, then `gpunodes autoscale up`",
-            )
-        return kinds.connect(machine.name, access)
 
     def _settings(self, name: str, given: Mapping[str, str]) -> dict[str, str]:
         # Read each time: the kubelet replaces the file when a password was changed.

@@ -95,10 +95,9 @@ def power(
         history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, action.value, state)
         return PowerResult(machine.name, action.value, state, bmc.name)
     match = machine_control.compare(bmc)
-    unverified = f"{bmc.name} gets the machine's name with each order"
+    own, why = (match.same, match.why) if match else (None, f"{bmc.name} gets the machine's name with each order")
     if machine_control.only_wakes:
-        unverified = "the network shows whether it is on, and nothing responds to Wake-on-LAN"
-    own, why = (match.same, match.why) if match else (None, unverified)
+        why = f"the network shows whether it is on; {why}"
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
 
 

@@ -22,7 +22,7 @@ from gpunodes.operations.autoscale import commands
 
 from tests import repair_fleet
 from tests.hostile import ATTACKS, unprintable
-from tests.power_fleet import MemoryStore, document, node_object, uuid
+from tests.power_fleet import MemoryStore, document, machine_id, node_object, uuid
 
 INVENTORY = """
 control_plane: {hosts: {control-1: {ansible_host: 127.0.0.1}}}
@@ -126,7 +126,8 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Objects:
     for name in ("w1", "w2"):
         found.objects[name] = node_object(name, provider="")
     cluster = Inventory(Path("hosts.yml")).cluster
-    identities.remember(cluster, {name: {"hostname": name, "product_uuid": uuid(name)} for name in ("w1", "w2")})
+    known = {name: {"product_uuid": uuid(name), "machine_id": machine_id(name)} for name in ("w1", "w2")}
+    identities.remember(cluster, {name: {"hostname": name, **ids} for name, ids in known.items()})
     return found
 
 
@@ -165,7 +166,8 @@ def test_up_prepares_machines_first_and_keeps_passwords_out_of_the_playbook(plac
     assert variables["autoscaler_pools"]["h100"] == {"priority": 0, "spare": 1, "gpus": 2, "taints": []}
     assert "hunter2" not in f"{variables}{place.document}{out}{err}"
     assert place.document["machines"]["w1"]["bmc"]["gpunodes_bmc_address"] == "w1.bmc.example"
-    assert place.document["machines"]["w1"]["identity"]["uuid"] == uuid("w1")
+    known = place.document["machines"]["w1"]["identity"]
+    assert (known["uuid"], known["machine_id"]) == (uuid("w1"), machine_id("w1"))
 
 
 def test_a_machine_without_a_bmc_is_woken_by_the_address_that_it_reported(place: Objects, run: Run) -> None:
@@ -437,13 +439,14 @@ def test_an_autoscaler_whose_plan_was_damaged_is_removed(place: Objects, run: Ru
     assert (place.running, place.texts, taints_of(place), place.document) == (False, {}, [], None)
 
 
-def test_a_node_that_is_replaced_meanwhile_is_left_alone(place: Objects, run: Run) -> None:
+@pytest.mark.parametrize("ids", [{"uuid": uuid("w7")}, {"machine_id": machine_id("w7")}])
+def test_a_node_that_is_replaced_meanwhile_is_left_alone(place: Objects, run: Run, ids: dict[str, Any]) -> None:
     scales(place, run, Phase.STOPPING, taints=[STOPPING])
     change = place.change
 
     def replaced(name: str, make: Any) -> None:
         if name == "w2":
-            place.objects["w2"] = node_object("w2", uuid=uuid("w7"))
+            place.objects["w2"] = node_object("w2", **ids)
             place.objects["w2"]["spec"]["taints"] = [{"key": STOPPING, "effect": "NoSchedule"}]
         change(name, make)
 
