@@ -46,6 +46,40 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.fixture
+def templated(tmp_path: Path) -> Path:
+    """Two inventories that differ only in the site; addresses are made of it."""
+    address = 'ansible_host: "{{ inventory_hostname }}.{{ site }}.example.com"'
+    for site in ("prod", "lab"):
+        (tmp_path / f"{site}.yml").write_text(
+            f"all: {{vars: {{site: {site}, {address}}}}}\ncontrol_plane: {{hosts: {{control-1: }}}}\n"
+            "workers: {hosts: {worker-1: }}\n"
+        )
+    return tmp_path
+
+
+def test_a_template_of_an_address_is_rendered_everywhere(templated: Path) -> None:
+    """History, records and identities of machines go by it: clusters of one template would share them."""
+    prod, lab = (Inventory(templated / f"{site}.yml") for site in ("prod", "lab"))
+    assert [each.address for each in prod.machines()] == ["control-1.prod.example.com", "worker-1.prod.example.com"]
+    assert (prod.cluster, lab.cluster) == ("control-1.prod.example.com", "control-1.lab.example.com")
+    assert [each.name for each in prod.select(["worker-1.prod.example.com"])] == ["worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("site", "sentence"),
+    [("{{ nowhere }}", "ansible_host of control-1 cannot be rendered"), ("-o", "control-1"), ("a b", "control-1")],
+)
+def test_a_template_of_an_address_without_a_usable_value_is_wrong_input(
+    templated: Path, site: str, sentence: str
+) -> None:
+    path = templated / "prod.yml"
+    path.write_text(path.read_text().replace("{{ inventory_hostname }}.{{ site }}.example.com", "{{ site }}"))
+    path.write_text(path.read_text().replace("site: prod", f'site: "{site}"'))
+    with pytest.raises(WrongInput, match=sentence):
+        Inventory(path).machines()
+
+
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [

@@ -369,11 +369,10 @@ class Inventory:
         )
 
     def _machine(self, name: str, role: Role) -> Machine:
-        variables = self._variables_of(name)
+        # Records, locks of clusters and selections go by the address: a template would be the same in all inventories.
+        variables = self.with_rendered(name, _HOST_VARIABLES)
         for variable in _HOST_VARIABLES:
-            value = str(variables.get(variable) or name)
-            if "{{" not in value:
-                check_destination(name, variable, value)
+            check_destination(name, variable, str(variables.get(variable) or name))
         return Machine(name=name, address=str(variables.get("ansible_host") or name), role=role)
 
 

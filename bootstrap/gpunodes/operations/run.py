@@ -169,14 +169,15 @@ def carry_out(
             functools.partial(_at_work, operation, tracker, controls or machines),
             view,
         )
-        burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
         if ended.interrupted and claim:
             _revoke(operation, inventory, folder, claim)
+        unnoted = burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
+        view.findings(unnoted)
     interrupted = ended.interrupted and lost is None
     return replace(
         result,
         machines=tracker.results(ok=ended.ok, interrupted=interrupted, error_text=str(lost or ended.error_text)),
-        findings=findings,
+        findings=[*findings, *unnoted],
         log=str(ended.log),
         interrupted=interrupted,
     )
