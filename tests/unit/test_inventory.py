@@ -185,6 +185,16 @@ def test_the_first_control_plane_creates_the_cluster(tmp_path: Path) -> None:
         Inventory(file).control_planes()
 
 
+def test_an_inventory_behind_a_link_is_changed_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    link, file = tmp_path / "hosts.yml", tmp_path / "dotfiles/hosts.yml"
+    edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    link.symlink_to(file)
+    edit.add(link, Role.WORKER, ["10.0.0.2"], {})
+    assert link.is_symlink()
+    assert [each.address for each in Inventory(file).machines()] == ["10.0.0.1", "10.0.0.2"]
+
+
 def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
     file = tmp_path / "inventory" / "hosts.yml"
     edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {"ansible_user": "admin"})

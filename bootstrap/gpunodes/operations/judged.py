@@ -39,6 +39,7 @@ JUDGED = (
     "gpunodes_kubernetes_version",
     "gpunodes_network",
     "gpunodes_pod_subnet",
+    "gpunodes_pools",
     "gpunodes_runtime",
     "gpunodes_service_subnet",
     "gpunodes_time_service",

@@ -109,9 +109,12 @@ def _end_off(fleet: InventoryFleet, machine: Machine, report: Report) -> None:
         switched_on.end_off(fleet, machine, session, report)
 
 
+_TYPE = "gpunodes_bmc_type"
+
+
 def only_wakes(inventory: Inventory, machine: Machine) -> bool:
     """Whether a machine has no BMC, and is switched on by Wake-on-LAN and off by a shutdown."""
-    return bool(settings.resolve(inventory.variables(machine.name))["gpunodes_bmc_type"] == kinds.WOL)
+    return bool(settings.resolve(inventory.with_rendered(machine.name, [_TYPE]))[_TYPE] == kinds.WOL)
 
 
 SHUTDOWN_S = 300.0

@@ -35,6 +35,7 @@ from gpunodes.planner.node_address import SETTING as ADDRESS
 from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
 PHASES = (phases.PREFLIGHT,)
+_VERSION = "gpunodes_kubernetes_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +314,7 @@ def requested_version(
     controls = [] if without_cluster else inventory.controls_of(machines)
     asked = [each for each in machines if each.role is not Role.GPU_HOST] if without_cluster else controls
     names = [machine.name for machine in asked]
-    requested = {
-        str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
-    }
+    requested = {str(settings.resolve(inventory.with_rendered(name, [_VERSION]))[_VERSION]): name for name in names}
     if len(requested) > 1:
         raise WrongInput(
             f"gpunodes_kubernetes_version is {' and '.join(sorted(requested))}, depending on the machine",

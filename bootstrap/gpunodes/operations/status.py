@@ -97,7 +97,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
     choice = control_planes.choose(inventory, every=True)
     control = choice.machine
-    vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
+    vip = str(settings.resolve(inventory.with_rendered(control.name, [endpoint.VIP]))[endpoint.VIP])
     tracker, cluster = _read(inventory, choice, view)
     found = assemble(_identities(inventory), cluster)
     dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]

@@ -13,7 +13,10 @@ from gpunodes.engine import runner
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Machine, Outcome, PreflightFinding, Role, TaskEnded
-from gpunodes.operations import judged, preflight
+from gpunodes.operations import join, judged, power, preflight
+from gpunodes.operations import run as running
+from gpunodes.operations.phases import Only
+from gpunodes.operations.run import RunOptions
 from gpunodes.operations.tracker import Tracker
 
 from tests.stand_ins import Silent, facts, gpu_machine
@@ -181,3 +184,21 @@ def test_every_setting_that_preflight_reads_is_rendered(monkeypatch: pytest.Monk
     preflight._controls({}, given, None)
     assert given.read
     assert given.read - {*judged.JUDGED} == set()
+
+
+def test_templates_decide_the_version_the_phases_and_the_kind_of_power(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    variables = (
+        'minor: "1.35"\nr: docker\nburns: false\nkind: wol\n'
+        'gpunodes_kubernetes_version: "{{ minor }}"\ngpunodes_runtime: "{{ r }}"\n'
+        'gpunodes_burn_in: "{{ burns }}"\ngpunodes_bmc_type: "{{ kind }}"\n'
+    )
+    seen(monkeypatch, tmp_path, variables)
+    inventory = Inventory(tmp_path / "hosts.yml")
+    machines = inventory.machines(Role.WORKER)
+    assert preflight.requested_version(inventory, None, machines) == "1.35"
+    assert power.only_wakes(inventory, machines[0])
+    found = running._applicable(join.OPERATION, inventory, machines, RunOptions(), inventory.control_planes())
+    assert found[Only.DOCKER] == {"gpu-1", "gpu-2"}
+    assert found[Only.BURN_IN] == set()
