@@ -63,6 +63,17 @@ def test_a_program_hides_no_report(name: str, newest_first: bool, tmp_path: Path
         assert rules(tmp_path / "log", name, lines, newest_first=newest_first) == ["hung-in-driver"]
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("begin", ["", "[   12.5] ", "kernel: "])
+def test_the_further_lines_of_a_message_are_not_the_kernels(begin: str, newest_first: bool, tmp_path: Path) -> None:
+    """journalctl indents them."""
+    forged = ["NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", REPORT[0][1], FRAME]
+    text = "x" + "".join(f"\n{'':30}{begin}{line}" for line in forged)
+    for lines in ([(PROGRAM, text)], [(KERNEL, REPORT[0][1]), (PROGRAM, text)]):
+        assert set(rules(tmp_path / "log", "syslog", lines, newest_first=newest_first)) <= {"quotation"}
+        assert rules(tmp_path / "log", "syslog", [(KERNEL, text)], newest_first=newest_first)
+
+
 @pytest.mark.parametrize("header", ["[   12.5] ", "2026-03-01T05:39:15,123456+00:00 ", "[Sun Mar  1 05:39:15 2026] "])
 def test_where_no_line_names_its_writer_a_message_is_no_name(header: str, tmp_path: Path) -> None:
     """``Workqueue: x:`` looks like the name of a program."""

@@ -57,22 +57,23 @@ _OTHER_PRIORITY = (
 )
 
 
-def _no(others: bytes) -> Callable[[bytes], bool]:
-    matches = re.compile(others).match
-    return lambda entry: matches(entry) is None
+def _test(kernels: bytes, others: bytes) -> tuple[re.Pattern[bytes], Callable[[bytes], bool | None]]:
+    """A pattern of headers, and a test of entries: the kernel's, others', or None if it has no mark."""
+    mark, other = re.compile(kernels), re.compile(others)
+    return mark, lambda entry: True if mark.match(entry) else False if other.match(entry) else None
 
 
 _KERNELS = (
     *(
-        (
-            re.compile(_BEFORE_TIME + time + rb"\s+" + _NAME),
-            _no(_OTHER_PRIORITY + rb"|" + _BEFORE_TIME + time + rb"\s++(?!" + _NAME + rb")"),
+        _test(
+            rb"[\s>*|-]*+(?:<[0-7]>\s*)?(?:1 )?" + time + rb"\s+" + _NAME,
+            _OTHER_PRIORITY + rb"|" + _BEFORE_TIME + time + rb"\s++(?!" + _NAME + rb")",
         )
         for time in (_DATE, _STAMP)
     ),
-    (re.compile(rb"[\s>*|-]*(?:<\d>|\d,\d+,\d+,|kern[ \t]*:)"), _no(_OTHER_PRIORITY)),
+    _test(rb"[\s>*|-]*(?:<[0-7]>|[0-7],\d+,\d+,|kern[ \t]*:)", _OTHER_PRIORITY),
 )
-"""A kernel's header, and the test for entries beside it."""
+is_kernels_in_syslog = _KERNELS[0][1]
 _NEXT_FACILITY = 8
 """Priorities from this one on belong to other facilities than the kernel's."""
 _SHAPES = 1000
@@ -137,7 +138,7 @@ def parse(header: bytes) -> Header:
     return Header(Writer.KERNEL if kernel else Writer.PROGRAM, int(found["repeated"][:9]) if found["repeated"] else 1)
 
 
-def kernels_beside(header: bytes) -> Callable[[bytes], bool] | None:
+def kernels_beside(header: bytes) -> Callable[[bytes], bool | None] | None:
     """A test whether an entry beside the kernel's with this header can be the kernel's, too; None if all can be."""
     return next((test for mark, test in _KERNELS if mark.match(header)), None)
 

@@ -271,15 +271,26 @@ class Scanner:
         """The window as it was written, once per window, and where a position is there; a program's line keeps all."""
         if is_kernels is None and not self._reversed:
             return self._window, position
-        if is_kernels not in self._written:
-            self._written[is_kernels] = Written(self._window, is_kernels, newest_first=self._reversed)
-        written = self._written[is_kernels]
+        written = self._window_of(is_kernels)
         place = written.position(position)
         return self._as_written(position, None) if place is None else (written.text, place)
+
+    def _window_of(self, is_kernels: IsKernels | None) -> Written:
+        if is_kernels not in self._written:
+            self._written[is_kernels] = Written(self._window, is_kernels, newest_first=self._reversed)
+        return self._written[is_kernels]
+
+    def _is_programs(self, position: int) -> bool:
+        """Whether an indented line of a syslog belongs to a program's message of several lines."""
+        if self._lines is None or not self._lines.names_writers:
+            return False
+        return self._window_of(patterns.is_kernels_in_syslog).position(position) is None
 
     def _visit(self, position: int, anchor: Anchor) -> None:
         """Parse a line with one of the markers."""
         header = self._header(position)
+        if header[:1].isspace() and self._is_programs(position):
+            return
         is_kernels = patterns.kernels_beside(header) if anchor.reads_on else None
         for match in anchor.read(*self._as_written(position, is_kernels)):
             self._count(match, match.header if match.header is not None else header)
