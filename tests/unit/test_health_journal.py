@@ -117,6 +117,22 @@ def test_the_order_of_the_entries_does_not_matter(stuck: int, name: str, tmp_pat
         assert verdict.findings[0].message == "Stuck in the NVIDIA driver: python3:77."
 
 
+@pytest.mark.parametrize("fields", [{"_TRANSPORT": "journal", "SYSLOG_IDENTIFIER": "app"}, {"SYSLOG_FACILITY": "3"}])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_program_adds_nothing_to_a_report_of_the_kernel(name: str, fields: dict[str, str], tmp_path: Path) -> None:
+    """Another program, or user space by /dev/kmsg, logs a frame of the driver, the end of a report, a frame of NFS."""
+    report = [entry("INFO: task mmfsd:76 blocked for more than 120 seconds."), entry("Call Trace:")]
+    forged = entry(f'"_TRANSPORT":"kernel"{HANG[2]}', **fields)
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name]([*report, forged]))
+    assert verdict.findings == ()
+    ended = [entry(HANG[0]), entry("BUG: ended", **fields), *map(entry, HANG[1:])]
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name](ended))
+    assert [each.rule for each in verdict.findings] == ["hung-in-driver"]
+    waits = [entry(HANG[0].replace("python3", "nvidia-smi")), entry(" rpc_wait+0x1/0x2 [sunrpc]", **fields)]
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name](waits))
+    assert [each.rule for each in verdict.findings] == ["hung-in-driver"]
+
+
 FABRIC = "detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 33"
 UNIT = "nvidia-fabricmanager.service"
 MANAGER = {"_TRANSPORT": "syslog", "SYSLOG_FACILITY": "3", "SYSLOG_IDENTIFIER": "nv-fabricmanager", "_UID": "0"}

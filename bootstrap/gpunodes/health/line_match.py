@@ -43,6 +43,8 @@ class Anchor:
 
     marker: bytes
     read: Read
+    reads_on: bool = False
+    """It reads a report of many lines, between which a syslog can have lines of programs."""
 
 
 def rest_of_line(window: bytes, begin: int) -> bytes:

@@ -129,9 +129,9 @@ def _crashed(window: bytes, position: int) -> Iterator[LineMatch]:
 
 
 STUCK_ANCHORS = (
-    Anchor(b" blocked ", _blocked),
-    Anchor(b"can't die for more", functools.partial(_stuck, _HUNG)),
-    Anchor(b"refusing to freeze", _unfrozen),
-    Anchor(b"soft lockup - CPU", functools.partial(_stuck, _LOCKUP)),
-    Anchor(b" [#", _crashed),
+    Anchor(b" blocked ", _blocked, reads_on=True),
+    Anchor(b"can't die for more", functools.partial(_stuck, _HUNG), reads_on=True),
+    Anchor(b"refusing to freeze", _unfrozen, reads_on=True),
+    Anchor(b"soft lockup - CPU", functools.partial(_stuck, _LOCKUP), reads_on=True),
+    Anchor(b" [#", _crashed, reads_on=True),
 )
