@@ -9,20 +9,24 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gpunodes.engine import records
+from gpunodes.engine.cluster import marks
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action
 from gpunodes.model import Machine
 from gpunodes.operations import maintenance, power
-from gpunodes.operations.repair import commands
+from gpunodes.operations.repair import commands, escalating
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair.escalation import EscalationStep
+from gpunodes.repair.flow import StepOutcome
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 from gpunodes.repair.request import RepairRequest
@@ -140,6 +144,54 @@ def test_a_node_uncordoned_by_a_user_during_the_drain_is_not_rebooted(again: boo
     assert bool(place.api.nodes["w1"]["spec"].get("unschedulable")) == again
     assert "gpunodes.dev/cordoned-by" not in place.api.nodes["w1"]["metadata"]["annotations"]
     assert place.api.leases == {}
+
+
+@pytest.mark.parametrize(
+    ("manager", "again"), [("kubectl-cordon", True), ("gpunodes", False), ("ancient-changes", False)]
+)
+def test_a_cordon_whose_manager_the_api_no_longer_knows_stays_that_of_the_repair(manager: str, again: bool) -> None:
+    """The API keeps ten managers of updates, and merges older ones."""
+    fields = {"f:spec": {"f:unschedulable": {}}}
+    metadata = {
+        "annotations": {"gpunodes.dev/cordoned-by": "r-1"},
+        "managedFields": [{"manager": "kubelet"}, {"manager": manager, "fieldsV1": fields}],
+    }
+    node = {"metadata": metadata, "spec": {"unschedulable": True}}
+    assert marks.cordoned_again(node) == again
+    assert marks.cordoned_by(node) == ("" if again else "r-1")
+    assert ("unschedulable" in marks.uncordon(node, "r-1", 0.0)["spec"]) != again
+
+
+@pytest.mark.parametrize("error", [NoResponse("it does not respond"), Refused(500, "etcdserver: request timed out")])
+@pytest.mark.parametrize("stops_api", [True, False])
+def test_the_repair_of_a_control_plane_goes_on_without_its_api(error: GpunodesError, stops_api: bool) -> None:
+    def node(_: str, *, wait: bool) -> None:
+        assert wait is not stops_api
+        raise error
+
+    tools: Any = SimpleNamespace(
+        cluster=SimpleNamespace(node=node), lock=SimpleNamespace(stops_api=stops_api), now=lambda: 0.0
+    )
+    record = RepairRecord("r-1", "w1", "test", 0.0, "", "reboot", node="w1", stage=Stage.ESCALATE)
+    with contextlib.nullcontext() if stops_api else pytest.raises(type(error)):
+        assert escalating._interrupted(tools, record) == ""
+
+
+@pytest.mark.parametrize("armed", [(), (("force", 5.0),)])
+def test_a_step_that_the_machine_performs_by_itself_is_not_left_behind(
+    monkeypatch: pytest.MonkeyPatch, armed: tuple[tuple[str, float], ...]
+) -> None:
+    """Its node was uncordoned: nothing more is ordered, but what was armed happens, and is verified."""
+    ended: list[str] = []
+    monkeypatch.setattr(escalating, "_interrupted", lambda *_: "its node was uncordoned")
+    monkeypatch.setattr(escalating, "_order", lambda _, record, __: (StepOutcome.FAILED, "", record))
+    monkeypatch.setattr(escalating, "_ended", lambda _, record, step, *__: ended.append(step.name) or record)
+    control = SimpleNamespace(boot=lambda: None)
+    tools: Any = SimpleNamespace(control=control, lock=SimpleNamespace(confirm=lambda _: None))
+    monkeypatch.setattr(escalating, "_rebooted", lambda *_: False)
+    record = RepairRecord("r-1", "w1", "test", 0.0, "", "reboot", stage=Stage.ESCALATE, step="force", armed=armed)
+    after = escalating.escalate(tools, record)
+    assert (ended, after.stage) == ((["force"], Stage.ESCALATE) if armed else ([], Stage.UNDO))
 
 
 @pytest.mark.parametrize("named", [False, True])

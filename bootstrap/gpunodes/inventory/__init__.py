@@ -281,40 +281,40 @@ class Inventory:
                 chosen[name] = by_name[name]
         return list(chosen.values())
 
-    def rendered(self, name: str, *prefixes: str, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def rendered(self, name: str, *prefixes: str) -> dict[str, Any]:
         """The variables of a machine whose names start with one of ``prefixes``, with rendered templates.
 
-        As in a playbook, templates see defaults of settings, other machines, and ``more`` before the inventory's own.
-        Raises WrongInput for a template that cannot be rendered, without its value, which may be a secret.
+        As in a playbook, templates see defaults of settings and other machines. Raises WrongInput for a template that
+        cannot be rendered, without its value, which may be a secret.
         """
+        return self._rendered(name, [key for key in self.variables(name) if str(key).startswith(prefixes)], {})
+
+    def with_rendered(self, name: str, keys: Collection[str], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All variables of a machine, those of ``keys`` rendered that are templates; raises as ``rendered``.
+
+        Templates see ``more`` before the inventory's own.
+        """
+        found = self.variables(name)
+        # Ansible needs milliseconds for the templates of a machine.
+        templates = [key for key in keys if key in found and settings.is_template(found[key])]
+        return found | self._rendered(name, templates, more or {}) if templates else found
+
+    def _rendered(self, name: str, keys: Iterable[str], more: Mapping[str, Any]) -> dict[str, Any]:
         from ansible.errors import AnsibleError
         from ansible.template import Templar
         from ansible.vars.hostvars import HostVars
 
-        variables = self.variables(name)
+        variables = {**_defaults(), **self.variables(name), **more}
         others = HostVars(self._manager, self._variables, self._manager._loader)
-        seen = {**_defaults(), **variables, **(more or {}), "hostvars": others}
-        templar = Templar(loader=self._manager._loader, variables=seen)
+        templar = Templar(loader=self._manager._loader, variables={**variables, "hostvars": others, "vars": variables})
         found: dict[str, Any] = {}
-        for key in [key for key in variables if str(key).startswith(prefixes)]:
+        for key in keys:
             try:
                 value = templar.template(variables[key])
-                found[key] = str(value) if isinstance(value, str) else value
             except AnsibleError as error:
-                raise WrongInput(
-                    f"{key} of {name} cannot be rendered",
-                    "a value, or a template of defined variables",
-                    f"correct it; {VAULT_REMEDY}",
-                ) from error
+                raise _not_rendered(key, name, error) from error
+            found[key] = str(value) if isinstance(value, str) else value
         return found
-
-    def with_rendered(self, name: str, keys: Collection[str], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All variables of a machine, ``keys`` rendered if one of them is a template; raises as ``rendered``."""
-        found = self.variables(name)
-        # Ansible needs milliseconds for the templates of a machine.
-        if not any(settings.is_template(found[key]) for key in keys if key in found):
-            return found
-        return found | self.rendered(name, *keys, more=more)
 
     def connection(self, name: str) -> dict[str, Any]:
         """All variables of a machine, the connection variables rendered; raises WrongInput as ``rendered``.
@@ -380,6 +380,15 @@ class Inventory:
 def _defaults() -> Mapping[str, Any]:
     """The defaults of settings; one that is a template itself is known to playbooks only."""
     return {name: value for name, value in settings.defaults().items() if not settings.is_template(value)}
+
+
+def _not_rendered(key: str, name: str, error: Exception) -> WrongInput:
+    from ansible.errors import AnsibleUndefinedVariable
+
+    # Other messages may have the value, which may be a secret.
+    why = f": {str(error).splitlines()[0]}" if isinstance(error, AnsibleUndefinedVariable) else ""
+    wanted = "a value, or a template of variables that the inventory defines"
+    return WrongInput(f"{key} of {name} cannot be rendered{why}", wanted, f"correct it; {VAULT_REMEDY}")
 
 
 def where_to_add(plugin: str) -> str:

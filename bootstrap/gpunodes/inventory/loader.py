@@ -71,8 +71,12 @@ def load(path: Path) -> Loaded:
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
+    from ansible.plugins.loader import init_plugin_loader
+    from ansible.utils.collection_loader import AnsibleCollectionConfig
     from ansible.vars.manager import VariableManager
 
+    if AnsibleCollectionConfig.collection_finder is None:
+        init_plugin_loader()  # templates may use filters of collections
     loader = DataLoader()
     warnings = io.StringIO()
     try:

@@ -16,9 +16,7 @@ from gpunodes.planner import endpoint, storage
 from gpunodes.planner.node_address import SETTING as ADDRESS
 from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
-_REACHED = "ansible_host"
 JUDGED = (
-    _REACHED,
     ADDRESS,
     CONTAINERD,
     endpoint.ENDPOINT,
@@ -54,19 +52,21 @@ def rendered(
     """The variables of machines, rendered as far as they are judged; ``variables`` are those of the run.
 
     ``refuses``: raises WrongInput for a template that cannot be rendered, and for wrong values of templates. Commands
-    without preflight need neither: the defaults stand in for them.
+    without preflight need neither: a template stays one, and the default stands in for a wrong value.
     """
     found: dict[str, dict[str, Any]] = {}
     wrong: dict[str, list[settings.SettingProblem]] = {}
     for machine in machines:
         raw = inventory.variables(machine.name)
-        try:
-            own = inventory.with_rendered(machine.name, JUDGED, variables)
-        except WrongInput:
-            if refuses:
-                raise
-            own = {key: raw[key] for key in raw if key not in JUDGED or not settings.is_template(raw[key])}
-        found[machine.name] = own
+        own = found[machine.name] = dict(raw)
+        for key in JUDGED:
+            try:
+                own |= {key: inventory.with_rendered(machine.name, [key], variables)[key]} if key in raw else {}
+            except WrongInput:
+                if refuses:
+                    raise
+                if isinstance(settings.defaults()[key], int):
+                    del own[key]  # a template is no number
         if any(own[key] is not raw[key] for key in JUDGED if key in own):
             problems = list(settings.problems({key: own[key] for key in JUDGED if key in own}))
             wrong[machine.name] = problems if refuses else []
@@ -74,8 +74,3 @@ def rendered(
                 own.pop(each.key, None)
     settings.report_all(inventory.title, wrong)
     return found
-
-
-def address(variables: Mapping[str, Any], machine: Machine) -> str:
-    """The address by which the inventory reaches a machine."""
-    return str(variables.get(_REACHED) or machine.name)

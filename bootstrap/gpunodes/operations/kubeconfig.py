@@ -154,7 +154,7 @@ def forget(merged: Merged) -> None:
             document[kind] = [each for each in listed if _name(each) not in gone]
     if document.get("current-context") in merged.contexts:
         document["current-context"] = ""
-    _replace(merged.path.resolve(), document)
+    _replace(_behind_links(merged.path), document)
 
 
 def _entries(document: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -176,10 +176,15 @@ def user_file() -> Path:
 def write(path: Path, document: Mapping[str, Any], *, merge: bool) -> None:
     """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into that file, which may be a link."""
     if merge:
-        path = path.resolve()
+        path = _behind_links(path)
     if merge and path.exists():
         document = merged(_existing(path), document)
     _replace(path, document)
+
+
+def _behind_links(path: Path) -> Path:
+    # Path.resolve raises for a link that leads to itself.
+    return Path(os.path.realpath(path))
 
 
 def _existing(path: Path) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def inspect(
         return replace(newer_seen, warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
-    controls = _controls({each.name: judged.address(rendered[each.name], each) for each in listed}, requested, cluster)
+    controls = _controls({each.name: each.address for each in listed}, requested, cluster)
     differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
     found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
     return _with_kubelets(inventory, machines, found, tracker) if compares_kubelets else found
@@ -243,7 +243,7 @@ def _candidate(
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
         containerd=str(resolved[CONTAINERD]),
-        address=judged.address(own, machine),
+        address=machine.address,
         node_address=str(resolved[ADDRESS]),
     )
 

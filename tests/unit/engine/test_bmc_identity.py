@@ -20,6 +20,7 @@ from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.model import reported
+from gpunodes.identity.values import macs
 from gpunodes.inventory import Inventory
 from gpunodes.operations import power
 from gpunodes.repair.policy import Node
@@ -280,7 +281,10 @@ def test_a_guid_by_ipmi(
 
 
 def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
-    """Physical interfaces only: a bridge has no device, a virtual function has a physfn link."""
+    """Physical interfaces only: a bridge has no device, a virtual function has a physfn link.
+
+    A port of a bond has the bond's address, which is a locally administered one here, and its own beside it.
+    """
     for name, text in {
         "proc/sys/kernel/hostname": "gpu-1\n",
         "etc/machine-id": "0a1b\n",
@@ -291,13 +295,17 @@ def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
         "sys/class/net/eth1/address": "3c:ec:ef:00:00:02\n",
         "sys/class/net/eth1/device/physfn/vendor": "0x15b3\n",
         "sys/class/net/br0/address": "3c:ec:ef:00:00:03\n",
+        "sys/class/net/eth2/address": "9a:1b:2c:3d:4e:5f\n",
+        "sys/class/net/eth2/device/vendor": "0x15b3\n",
+        "sys/class/net/eth2/bonding_slave/perm_hwaddr": "3c:ec:ef:00:00:04\n",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     found = reported("gpu-1", "", document.read(ProbeOptions(root=str(tmp_path), deadline_s=5)))
     assert (found.hostname, found.machine_id, found.system_uuid) == ("gpu-1", "0a1b", UUID)
-    assert (found.serial, found.macs) == ("ABC123", (MAC,))
+    assert found.serial == "ABC123"
+    assert macs(found.macs) == {MAC, "3c:ec:ef:00:00:04"}
 
 
 def test_a_missing_bmc_is_reported() -> None:

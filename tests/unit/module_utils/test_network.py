@@ -73,7 +73,6 @@ def test_routes_of_tables_for_policy_routing() -> None:
     assert network.parse_routes(listed) == [
         {"to": "10.9.0.0/24", "device": "eth1", "gateway": "", "table": ""},
         {"to": "10.244.7.0/24", "device": "eth1", "gateway": "10.9.0.1", "table": "100"},
-        {"to": "10.2.0.0/16", "device": "unreachable", "gateway": "", "table": "52"},
         {"to": "10.8.0.0/24", "device": "eth1", "gateway": "", "table": "?"},
     ]
 

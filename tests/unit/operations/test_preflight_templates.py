@@ -202,3 +202,21 @@ def test_templates_decide_the_version_the_phases_and_the_kind_of_power(
     found = running._applicable(join.OPERATION, inventory, machines, RunOptions(), inventory.control_planes())
     assert found[Only.DOCKER] == {"gpu-1", "gpu-2"}
     assert found[Only.BURN_IN] == set()
+
+
+def test_only_judged_settings_are_rendered_each_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without preflight a template that cannot be rendered stays, and hides no other: its phase applies."""
+    variables = (
+        'r: docker\ngpunodes_runtime: "{{ vars.r }}"\ngpunodes_burn_in_image: "{{ of_a_playbook }}"\n'
+        'gpunodes_cuda_versions: "{{ of_a_playbook }}"\ngpunodes_control_plane_vip_router_id: "{{ of_a_playbook }}"\n'
+    )
+    with pytest.raises(WrongInput, match="router_id of gpu-1 cannot be rendered: 'of_a_playbook' is undefined"):
+        seen(monkeypatch, tmp_path, variables)
+    inventory = Inventory(tmp_path / "hosts.yml")
+    machines = inventory.machines(Role.WORKER)
+    found = judged.rendered(inventory, machines, {}, refuses=False)["gpu-1"]
+    assert found["gpunodes_runtime"] == "docker"
+    assert found["gpunodes_burn_in_image"] == found["gpunodes_cuda_versions"] == "{{ of_a_playbook }}"
+    assert "gpunodes_control_plane_vip_router_id" not in found
+    applicable = running._applicable(join.OPERATION, inventory, machines, RunOptions(), inventory.control_planes())
+    assert applicable[Only.DOCKER] == applicable[Only.CUDA] == {"gpu-1", "gpu-2"}

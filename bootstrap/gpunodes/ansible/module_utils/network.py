@@ -12,6 +12,7 @@ from .problem import MachineProblem
 from .process import must
 
 _NO_ROUTES = ("local", "broadcast", "multicast", "anycast", "throw")
+_DROPS = ("blackhole", "prohibit", "unreachable")
 _TABLE = re.compile(r"[A-Za-z0-9_.-]{0,32}")
 """Numbers, and names of /etc/iproute2/rt_tables."""
 DOCKER_CONFIG = "/etc/docker/daemon.json"
@@ -66,7 +67,7 @@ def parse_routes(listed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     A route with several gateways has the first one; one that drops packets (blackhole) has no device. The main table is
     "". The machine's own addresses, and routes that only end a table (throw), lead nowhere. Tables for policy routing
-    repeat routes of the main one: each is listed once.
+    repeat routes of the main one: each is listed once. What they drop says nothing of other packets.
     """
     routes: dict[tuple[str, ...], dict[str, Any]] = {}
     for route in sorted(listed, key=lambda each: str(each.get("table", ""))):
@@ -74,6 +75,8 @@ def parse_routes(listed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if to in {"", "default"} or to.startswith(("fe80:", "ff00:")):
             continue
         if route.get("table") == "local" or route.get("type") in _NO_ROUTES:
+            continue
+        if route.get("table") and route.get("type") in _DROPS:
             continue
         hop = next(iter(route.get("nexthops") or [route]))
         gateway = hop.get("gateway") or (hop.get("via") or {}).get("host") or ""

@@ -113,9 +113,10 @@ class Cluster(Api):
         """
         return self._change(name, lambda node: marks.begin_rollout(node, rollout, cordon=cordon), check) is not None
 
-    def end_rollout(self, name: str, rollout: str) -> None:
-        """Undo ``begin_rollout``; what others did to the node stays."""
-        self._change(name, lambda node: marks.end_rollout(node, rollout))
+    def end_rollout(self, name: str, rollout: str) -> bool:
+        """Undo ``begin_rollout``; what others did to the node stays. Returns whether no cordon of others stays."""
+        before = self._change(name, lambda node: marks.end_rollout(node, rollout))
+        return before is None or not marks.cordoned_again(before)
 
     def return_plugin(self, name: str) -> bool:
         """Give the node back to the device plugin, if a command that did not end took it; whether it was away."""

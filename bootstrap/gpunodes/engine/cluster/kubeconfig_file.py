@@ -214,7 +214,16 @@ def _with_files(made: Selected, *parts: tuple[dict[str, Any], Mapping[str, bytes
 
     They are in memory, or, where the system has no such files (macOS), private for as long as ``folder`` says.
     """
-    descriptors = list[int]()
+    with contextlib.ExitStack() as undone:
+        undone.callback(made.close)
+        _write_files(made, parts)
+        undone.pop_all()
+    made.document["contexts"] = [{"name": "one", "context": {"cluster": "one", "user": "one"}}]
+    return made
+
+
+def _write_files(made: Selected, parts: Sequence[tuple[dict[str, Any], Mapping[str, bytes]]]) -> None:
+    descriptors = made.descriptors = list[int]()
     if not hasattr(os, "memfd_create"):
         made.folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
     for kind, (part, contents) in zip(("cluster", "user"), parts, strict=True):
@@ -231,6 +240,3 @@ def _with_files(made: Selected, *parts: tuple[dict[str, Any], Mapping[str, bytes
             if made.folder:
                 os.close(descriptor)
         made.document[f"{kind}s"] = [{"name": "one", kind: part}]
-    made.descriptors = descriptors
-    made.document["contexts"] = [{"name": "one", "context": {"cluster": "one", "user": "one"}}]
-    return made

@@ -32,6 +32,8 @@ ROLLOUT = f"{_PREFIX}rollout"
 ROLLOUT_CORDON = f"{_PREFIX}rollout-cordon"
 """Node annotation: the roll-out cordoned the node, and uncordons it at its end."""
 _REPAIRS_KEPT = 8
+_MERGED = frozenset({"ancient-changes", "before-first-apply"})
+"""The managers of fields whose managers the API no longer knows: it keeps ten of those that update an object."""
 _SCHEDULABLE = "f:unschedulable"
 """The field of a cordon, as managedFields names it."""
 
@@ -73,7 +75,7 @@ def cordoned_again(node: NodeObject) -> bool:
     A person may lift a cordon of gpunodes with `kubectl uncordon`, and cordon the node later to work there.
     """
     entries = node["metadata"].get("managedFields") or ()
-    setters = {each.get("manager") for each in entries if _SCHEDULABLE in _spec_fields(each)}
+    setters = {each.get("manager") for each in entries if _SCHEDULABLE in _spec_fields(each)} - _MERGED
     return _is_cordoned(node) and bool(setters) and kube_api.MANAGER not in setters
 
 

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Sequence
 
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.history import EntryKind
 from gpunodes.engine.locks import clock
 from gpunodes.engine.machine_control import Boot, StepResult
@@ -28,7 +28,8 @@ def escalate(tools: Tools, record: RepairRecord) -> RepairRecord:
         return _ended(tools, record, step, StepOutcome.SUCCEEDED, "the machine is in another boot", began)
     if not record.ordered_at:
         tools.lock.confirm(record)
-        if why := _interrupted(tools, record):
+        # A machine performs an armed step by itself: the repair goes on until that boot is verified.
+        if step.name not in dict(record.armed) and (why := _interrupted(tools, record)):
             return record.to(Stage.UNDO, outcome=RepairOutcome.NOT_REPAIRED, why=why)
         result, why, record = _order(tools, record, step)
         if result is not None:
@@ -48,7 +49,8 @@ def _interrupted(tools: Tools, record: RepairRecord) -> str:
         return ""
     try:
         node = tools.cluster.node(record.node, wait=not tools.lock.stops_api)
-    except NoResponse:
+    except (NoResponse, Refused):
+        # etcd without its quorum is an error of the server.
         if not tools.lock.stops_api:
             raise
         return ""
@@ -177,6 +179,6 @@ def _ended(
     tools.note(record, EntryKind.STEP, step.name, result.value, why, time.monotonic() - began)
     if tools.cluster and result is not StepOutcome.SKIPPED:
         # For the loop guard of every controller. The control plane itself may have been rebooted.
-        with contextlib.suppress(NoResponse):
+        with contextlib.suppress(NoResponse, Refused):
             tools.cluster.note_repair(record.node, record.started)
     return flow.escalated(record, result, why)

@@ -53,8 +53,12 @@ def _cordon(tools: Tools, record: RepairRecord) -> RepairRecord:
         check = functools.partial(tools.lock.check, record)
         cordoned = tools.cluster.cordon(record.node, record.id, record.reason, tools.now(), check)
         # The collection takes minutes; a user may have begun to work on the machine.
-        if not cordoned and (why := resume.forbidden(record, tools.cluster.node(record.node), tools.now())):
-            return record.to(Stage.RELEASE, outcome=RepairOutcome.NOT_REPAIRED, why=f"in the meantime: {why}")
+        if not cordoned:
+            node = tools.cluster.node(record.node)
+            if why := resume.forbidden(record, node, tools.now()):
+                return record.to(Stage.RELEASE, outcome=RepairOutcome.NOT_REPAIRED, why=f"in the meantime: {why}")
+            if node and not node.cordoned:
+                return record  # maintenance, or that cordon, ended just now: again
         tools.report("cordoned" if cordoned else "already cordoned by a user or another program; the cordon will stay")
         tools.note(record, EntryKind.STAGE, "cordon", "cordoned" if cordoned else "already cordoned")
         record = record.to(record.stage, own_cordon=cordoned)
