@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -21,6 +23,19 @@ def _names() -> list[str]:
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001 - click's signature
     return [CompletionItem(name) for name in _names() if name.startswith(incomplete)]
+
+
+_JOINED = re.compile("-[bCDv]*[kKJ][bCDkKJv]*")
+"""Flags of ansible-playbook in one word, with one that asks for a password, as in -bKJ."""
+
+
+def _one_by_one(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with such flags as words of their own."""
+    return [
+        flag
+        for word in arguments
+        for flag in ([f"-{letter}" for letter in word[1:]] if _JOINED.fullmatch(word) else [word])
+    ]
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -43,12 +58,23 @@ def command(inventory_path: Path, name: str, arguments: tuple[str, ...]) -> None
     if name not in _names():
         raise WrongInput(f"gpunodes has no playbook {name!r}", f"one of {', '.join(_names())}")
     # Asked here, they also count for what gpunodes itself reads, and for the command that the playbook health runs.
-    asked = [word for word in arguments if word in passwords.FLAGS and hasattr(os, "memfd_create")]
-    for word in asked:
-        passwords.ask(passwords.FLAGS[word])
+    words = _one_by_one(arguments)
+    asked = [word for word in words if word in passwords.FLAGS and hasattr(os, "memfd_create")]
+    for option in dict.fromkeys(passwords.FLAGS[word] for word in asked):
+        passwords.ask(option)
     playbook = settings.content() / "playbooks" / f"{name}.yml"
-    given = read(playbook, [word for word in arguments if word not in asked])
+    given = read(playbook, [word for word in words if word not in asked])
     if len(given.inventories) > 1:
-        raise WrongInput("several inventories", "one: a file or a folder", "put them into one folder, and name that")
-    inventory = Inventory(Path(given.inventories[0]) if given.inventories else inventory_path)
-    sys.exit(runner.run_at_terminal(inventory, playbook, given.rest))
+        raise WrongInput(
+            f"several inventories: {', '.join(given.inventories)}",
+            "one: a file or a folder",
+            "put them into one folder, and name that with -i",
+        )
+    path = Path(given.inventories[0]) if given.inventories else inventory_path
+    if "," in str(path) and not path.exists():
+        raise WrongInput(
+            f"the list of machines {path}",
+            "an inventory: a file or a folder",
+            "write the machines into a file, and name that with -i",
+        )
+    sys.exit(runner.run_at_terminal(Inventory(path), playbook, given.rest))

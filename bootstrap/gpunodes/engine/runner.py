@@ -153,23 +153,45 @@ def run_at_terminal(inventory: Inventory, playbook: Path, arguments: Sequence[st
 def _ended(argv: Sequence[str], variables: Mapping[str, str]) -> int:
     """Start a program and wait for its end; signals are for the program, which ends its own processes."""
     started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's signature
-        # A terminal sends Ctrl-C to both.
-        if started and (number != signal.SIGINT or not sys.stdin.isatty()):
+        if not started:
+            early.append(number)
+        # A terminal sends Ctrl-C to both, and a second one would interrupt Ansible's cleanup. A handler cannot tell it
+        # from `kill -INT` of this process alone, which is lost in the foreground: `kill` without -INT is passed on.
+        elif number != signal.SIGINT or not _in_foreground():
             started[0].send_signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, pass_on) for number in numbers}
+    # The program inherits what is ignored, as under nohup; a handler here would undo that.
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in handled}
     try:
         program = shutil.which(argv[0], path=variables["PATH"]) or argv[0]
         with subprocess.Popen([program, *argv[1:]], env=variables) as process:
             started.append(process)
+            for number in early:
+                process.send_signal(number)
             code = process.wait()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code
+
+
+def _in_foreground() -> bool:
+    """Whether the keys of a terminal send signals to this process, wherever its standard input comes from."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False  # it was hung up
+    finally:
+        os.close(terminal)
 
 
 @contextlib.contextmanager

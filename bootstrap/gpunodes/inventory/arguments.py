@@ -24,6 +24,19 @@ _VARIABLES = {
 }
 """Ansible's environment variable with the meaning of an option: SSH connections of gpunodes read these."""
 
+_TAKEN = {
+    "inventory": "-i",
+    "ssh_common_args": "--ssh-common-args",
+    "ssh_extra_args": "--ssh-extra-args",
+    "become_password_file": "--become-password-file",
+    "connection_password_file": "--connection-password-file",
+    "vault_ids": "--vault-id",
+    "vault_password_files": "--vault-password-file",
+}
+"""By Ansible's name: the options above, of which Ansible gets none."""
+_ASKED = {"ask_vault_pass": "--ask-vault-pass", "become_ask_pass": "--ask-become-pass", "ask_pass": "--ask-pass"}
+"""The same for questions that gpunodes asks itself, on Linux."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
@@ -36,7 +49,8 @@ class Arguments:
 def read(playbook: Path, words: Sequence[str]) -> Arguments:
     """Set the environment variables for these arguments, and let Ansible's variables have their extra variables.
 
-    Raises WrongInput for an abbreviation of such an option. What else is wrong Ansible reports, and ends this process.
+    Raises WrongInput for an abbreviation of such an option, or of one that asks for a password. What else is wrong
+    Ansible reports, and ends this process.
     """
     found = _split(words)
     settings.check_ansible_home()
@@ -48,14 +62,13 @@ def read(playbook: Path, words: Sequence[str]) -> Arguments:
     ansible = PlaybookCLI(["ansible-playbook", str(playbook), *found.rest])
     ansible.init_parser()
     options = ansible.parser.parse_args(ansible.args[1:])
-    for name, option in (("inventory", "-i"), *((each, f"--{each.replace('_', '-')}") for each in _SSH)):
-        if getattr(options, name):
+    # Environment variables set some of the defaults.
+    defaults = ansible.parser.parse_args([str(playbook)])
+    for name, option in {**_TAKEN, **(_ASKED if hasattr(os, "memfd_create") else {})}.items():
+        if getattr(options, name) != getattr(defaults, name):
             raise WrongInput(f"{option} is abbreviated, or joined to another option", "the option alone", "correct it")
     context.CLIARGS = CLIArgs.from_options(options)
     return found
-
-
-_SSH = ("ssh_common_args", "ssh_extra_args")
 
 
 def _split(words: Sequence[str]) -> Arguments:

@@ -82,14 +82,14 @@ def load(path: Path) -> Loaded:
     try:
         with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
+            _load_extra_variables(loader)
         with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings), plugins.running(path, dynamic):
             manager = InventoryManager(loader=loader, sources=[str(path)], parse=False)
             withheld = sources.watch(manager, dynamic)
             manager.parse_sources(cache=True)
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
-        first = str(error).splitlines()[0]
-        raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
+        raise WrongInput(f"{path}: {str(error).splitlines()[0]}", "an Ansible inventory", "correct the file") from error
     plugins.check_parsed(path, dynamic, manager._inventory.processed_sources, warnings.getvalue())
     if path.is_file() and "Unable to parse" in warnings.getvalue():
         # The plugins are tried in turn, and the last one is that of the INI form.
@@ -144,6 +144,25 @@ def _unlock(loader: Any) -> None:
     # Whole files are read with the loader's secrets, single values (!vault) with those of the process.
     if VaultSecretsContext.current(optional=True) is None:
         VaultSecretsContext.initialize(VaultSecretsContext(secrets=secrets))
+
+
+def _load_extra_variables(loader: Any) -> None:
+    """Let Ansible read its -e, once for all that needs it; raises WrongInput for what it refuses."""
+    from ansible import context
+    from ansible.errors import AnsibleError
+    from ansible.utils.vars import load_extra_vars
+
+    try:
+        load_extra_vars(loader)
+    except AnsibleError as error:
+        given = context.CLIARGS.get("extra_vars", ())
+        # Some of Ansible's errors do not name the file. A value may be a password.
+        option = f"-e {given[0]}" if len(given) == 1 and given[0].startswith("@") else "-e"
+        raise WrongInput(
+            f"{option}: {' '.join(str(error).splitlines()[:2]).rstrip('.')}",
+            "variables: NAME=VALUE, a mapping in JSON or YAML, or @FILE with one",
+            f"correct it; {VAULT_REMEDY}" if "vault" in str(error).lower() else "correct it",
+        ) from error
 
 
 def _compose(path: Path) -> yaml.Node | None:

@@ -144,7 +144,8 @@ def test_an_inventory_may_follow_the_name_and_several_are_refused(site: Site) ->
         site.run("facts", *words)
         assert site.log.exists(), words
     site.log.unlink()
-    assert "several inventories" in site.run("facts", "-i", str(site.path), "-i", str(site.path))
+    assert "several inventories: hosts.yml, other" in site.run("facts", "-i", "hosts.yml", "-i", "other")
+    assert "the list of machines gpu-1,;" in site.run("facts", "-i", "gpu-1,")
     assert "-i is abbreviated" in site.run("-i", str(site.path), "facts", "-vi", str(site.path))
     assert "there is no inventory at" in site.run("-i", "none.yml", "facts")
     assert not site.log.exists()
@@ -203,14 +204,67 @@ def test_typed_passwords_count_for_the_repair_command_too(site: Site) -> None:
     # What it gets as ssh's arguments would count as the user's.
     assert seen.read_text() == "sesame\n\n", output
     assert "sesame" not in output
+    output = site.run("-i", str(site.path), "health", "-e", variables, "-e", "ansible_become_password=sesame")
+    assert "`gpunodes playbook health` ask for it" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("words", ["--vault-password-file=key", "--vault-id own@key"])
-def test_a_vault_opens_with_the_arguments_of_ansible(site: Site, words: str) -> None:
+def encrypt(site: Site) -> None:
+    """An argument of ssh in the inventory, encrypted with the password in the file key."""
     (site.folder / "key").write_text("opens it")
     program = str(Path(sys.executable).with_name("ansible-vault"))
     argv = [program, "encrypt_string", "--vault-password-file", "key", "--", f"-F {site.config}"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=site.folder)
     value = done.stdout.replace("\n", "\n    ")
     site.path.write_text(site.path.read_text().replace("vars: {}", f"vars:\n    ansible_ssh_common_args: {value}"))
+
+
+@pytest.mark.parametrize("flags", ["-vJ", "-KJ", "-kJK"])
+def test_joined_flags_ask_for_passwords(site: Site, flags: str) -> None:
+    """Only Ansible asked: gpunodes itself could not read the inventory."""
+    encrypt(site)
+    asked = [letter for letter in flags if letter in "kKJ"]
+    given = "".join("opens it\n" if letter == "J" else "sesame\n" for letter in asked)
+    output = site.run("-i", str(site.path), "facts", flags, given=given)
+    assert site.log.exists(), output
+    assert str(site.config) in site.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--vault-password key", "--vault-password-file"),
+        ("--become-password key", "--become-password-file"),
+        ("--connection-pass key", "--connection-password-file"),
+        ("--ask-become", "--ask-become-pass"),
+        ("-KJe x=1", "--ask-vault-pass"),
+    ],
+)
+def test_an_option_that_gpunodes_itself_needs_is_not_abbreviated(site: Site, words: str, option: str) -> None:
+    """It went to Ansible alone."""
+    (site.folder / "key").write_text("opens it")
+    output = site.run("-i", str(site.path), "facts", *words.split(), ANSIBLE_BECOME_PASSWORD_FILE="~/none")
+    assert f"{option} is abbreviated, or joined" in output
+    assert not site.log.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["-e", "@nope.yml"], "error: -e @{folder}/nope.yml: Unable to retrieve file contents"),
+        (["-e", "a=1", "-e", "@nope.yml"], "error: -e: Unable to retrieve file contents. Could not find or access"),
+        (["-e", "[1"], "error: -e: YAML parsing failed"),
+        (["-e", "@key"], "for a vault, use --ask-vault-pass"),
+    ],
+)
+def test_an_error_of_extra_variables_names_their_option(site: Site, words: list[str], error: str) -> None:
+    """It told to correct the inventory."""
+    (site.folder / "key").write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
+    output = site.run("-i", str(site.path), "facts", *words)
+    assert error.format(folder=site.folder) in output
+    assert "hosts.yml" not in output
+
+
+@pytest.mark.parametrize("words", ["--vault-password-file=key", "--vault-id own@key"])
+def test_a_vault_opens_with_the_arguments_of_ansible(site: Site, words: str) -> None:
+    encrypt(site)
     assert site.connection(*shlex.split(words))["stricthostkeychecking"] == "true"
