@@ -151,7 +151,7 @@ def test_a_node_uncordoned_by_a_user_during_the_drain_is_not_rebooted(again: boo
 )
 def test_a_cordon_whose_manager_the_api_no_longer_knows_stays_that_of_the_repair(manager: str, again: bool) -> None:
     """The API keeps ten managers of updates, and merges older ones."""
-    fields = {"f:spec": {"f:unschedulable": {}}}
+    fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}}
     metadata = {
         "annotations": {"gpunodes.dev/cordoned-by": "r-1"},
         "managedFields": [{"manager": "kubelet"}, {"manager": manager, "fieldsV1": fields}],
@@ -185,7 +185,12 @@ def test_a_step_that_the_machine_performs_by_itself_is_not_left_behind(
     ended: list[str] = []
     monkeypatch.setattr(escalating, "_interrupted", lambda *_: "its node was uncordoned")
     monkeypatch.setattr(escalating, "_order", lambda _, record, __: (StepOutcome.FAILED, "", record))
-    monkeypatch.setattr(escalating, "_ended", lambda _, record, step, *__: ended.append(step.name) or record)
+
+    def end(_: object, record: RepairRecord, step: EscalationStep, *__: object) -> RepairRecord:
+        ended.append(step.name)
+        return record
+
+    monkeypatch.setattr(escalating, "_ended", end)
     control = SimpleNamespace(boot=lambda: None)
     tools: Any = SimpleNamespace(control=control, lock=SimpleNamespace(confirm=lambda _: None))
     monkeypatch.setattr(escalating, "_rebooted", lambda *_: False)

@@ -12,10 +12,9 @@ from gpunodes import settings
 from gpunodes.engine import runner
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Machine, Outcome, PreflightFinding, Role, TaskEnded
+from gpunodes.model import Event, Machine, Only, Outcome, PreflightFinding, Role, TaskEnded
 from gpunodes.operations import join, judged, power, preflight
 from gpunodes.operations import run as running
-from gpunodes.operations.phases import Only
 from gpunodes.operations.run import RunOptions
 from gpunodes.operations.tracker import Tracker
 
