@@ -122,7 +122,7 @@ def test_a_password_that_the_command_would_not_have_is_refused(
     words = [str(secret) if word == "secret" else word for word in more]
     command = f"echo >{asked}; exit 1"
     message = stops(play(inventory, command, *words))
-    assert f"name that in the environment variable {variable}, or run" in message
+    assert f"name that in the environment variable {variable}, or let" in message
     assert not asked.exists()
     monkeypatch.setenv(variable, str(secret))
     play(inventory, command, *words)

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,16 +91,21 @@ def load(path: Path) -> Loaded:
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
         raise WrongInput(f"{path}: {str(error).splitlines()[0]}", "an Ansible inventory", "correct the file") from error
-    plugins.check_parsed(path, dynamic, manager._inventory.processed_sources, warnings.getvalue())
-    if path.is_file() and "Unable to parse" in warnings.getvalue():
+    _check_parsed(path, dynamic, manager, warnings.getvalue())
+    return Loaded(manager, variables_of, next(iter(dynamic.values()), ""), withheld)
+
+
+def _check_parsed(path: Path, dynamic: Mapping[Path, str], manager: InventoryManager, warnings: str) -> None:
+    """Raise WrongInput if a plugin, or none, could read the inventory."""
+    plugins.check_parsed(path, dynamic, manager._inventory.processed_sources, warnings)
+    if path.is_file() and "Unable to parse" in warnings:
         # The plugins are tried in turn, and the last one is that of the INI form.
-        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings.getvalue())
+        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings)
         raise WrongInput(
             f"{path} is not an inventory" + (f": {reasons[-1].rstrip('.')}" if reasons else ""),
             "an Ansible inventory, in YAML or INI",
             "correct the file",
         )
-    return Loaded(manager, variables_of, next(iter(dynamic.values()), ""), withheld)
 
 
 @functools.cache

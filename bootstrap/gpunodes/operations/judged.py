@@ -69,8 +69,9 @@ def rendered(
                     del own[key]  # a template is no number
         if any(own[key] is not raw[key] for key in JUDGED if key in own):
             problems = list(settings.problems({key: own[key] for key in JUDGED if key in own}))
-            wrong[machine.name] = problems if refuses else []
+            wrong[machine.name] = problems
             for each in problems:
                 own.pop(each.key, None)
-    settings.report_all(inventory.title, wrong)
+    if refuses:
+        settings.report_all(inventory.title, wrong)
     return found

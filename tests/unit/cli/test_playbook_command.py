@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -173,6 +173,15 @@ def test_a_plugin_s_machines_are_those_that_were_checked(site: Site) -> None:
     assert site.leftovers() == []
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """What these tests start does not ignore Ctrl-C, as it would where they run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_ansible_and_leaves_nothing(site: Site, number: signal.Signals) -> None:
     site.ssh(seconds=60)

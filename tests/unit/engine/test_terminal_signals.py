@@ -40,6 +40,14 @@ job.wait()
 """
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """What these tests start does not ignore Ctrl-C, as it would where they run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_the_program_ignores_what_was_ignored() -> None:
     """`nohup gpunodes playbook up &` died when its user logged out."""
     argv = [
