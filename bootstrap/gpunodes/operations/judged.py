@@ -59,15 +59,17 @@ def rendered(
     for machine in machines:
         raw = inventory.variables(machine.name)
         own = found[machine.name] = dict(raw)
-        for key in JUDGED:
+        # Without a template nothing is copied or compared: most inventories have none.
+        templates = [key for key in JUDGED if key in raw and settings.is_template(raw[key])]
+        for key in templates:
             try:
-                own |= {key: inventory.with_rendered(machine.name, [key], variables)[key]} if key in raw else {}
+                own[key] = inventory.with_rendered(machine.name, [key], variables)[key]
             except WrongInput:
                 if refuses:
                     raise
                 if isinstance(settings.defaults()[key], int):
                     del own[key]  # a template is no number
-        if any(own[key] is not raw[key] for key in JUDGED if key in own):
+        if any(own[key] is not raw[key] for key in templates if key in own):
             problems = list(settings.problems({key: own[key] for key in JUDGED if key in own}))
             wrong[machine.name] = problems
             for each in problems:

@@ -68,6 +68,7 @@ class Selected:
                 os.close(each)
         self.descriptors = ()
         if self.folder:
+            # Often on the way out with another error, which this must not hide; the folder is its user's alone (0700).
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder = None
 
