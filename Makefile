@@ -88,14 +88,12 @@ format: $(VENV)/.installed ## Format the Python files with ruff
 
 # --- tests ---------------------------------------------------------------------------------------------------------
 
-# test-repair mostly waits, so test-molecule runs in parallel. Two labs in parallel would only compete for the
-# processors. The first command prints the part that runs last, and fails for an unknown PART.
+# The first command prints the part that runs last, and fails for an unknown PART. The part has the processors for itself.
 .PHONY: test
-test: ## All that CI runs: checks, package, roles, and one part of test-machines in turn (or PART=NAME)
+test: ## All that CI runs: checks, package, and one part of test-machines in turn (or PART=NAME)
 	@$(PYTHON) -m tests.machines.parts $(PART) >/dev/null
 	$(MAKE) --no-print-directory test-tools
-	$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS) test-package test-long test-trust
-	$(MAKE) --jobs 2 --no-print-directory test-repair test-molecule
+	$(MAKE) --jobs 2 --output-sync=line --no-print-directory $(CHECKS) test-package test-long test-trust test-repair
 	$(MAKE) --no-print-directory test-part
 
 # Dependencies have the locked versions, so that results depend on this tree only.

@@ -26,12 +26,19 @@ _RELEASE = re.compile(r"^## \[?([0-9][^\] ]*)\]? - \d{4}-\d{2}-\d{2}$", re.MULTI
 
 
 def tags() -> list[str]:
-    """The tags of releases on this commit; none outside of a git checkout."""
+    """The tags of releases on this commit; none outside of a git checkout. Raises GpunodesError if git fails in one."""
+    # In the tree of a source archive git would find the repository of a folder above.
+    if not (ROOT / ".git").exists():
+        return []
     argv = ["git", "-C", str(ROOT), "tag", "--points-at", "HEAD", "--list", "v[0-9]*"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return []
+        failure = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        failure = f"git: {error.strerror}"
+    if failure:
+        wanted = "a git that reads this checkout: a release is only built of the commit with its tag"
+        raise GpunodesError(f"the tags of this commit are not known: {failure}", wanted, "correct that")
     return done.stdout.split()
 
 

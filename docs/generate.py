@@ -327,8 +327,11 @@ def space_table() -> str:
     """The table of preparing.md."""
     lines = ["| what | file system | MiB | basis |", "| --- | --- | --- | --- |"]
     for row in tables.read("space")["space"]:
+        own = {"images": "`/var/lib/containerd` (or `docker`)", "kubelet": "`/var/lib/kubelet`"}
         where = (
-            "`gpunodes_data_directory`, or `/var/lib`" if row["where"] == "data" else f"`{space.PATHS[row['where']]}`"
+            f"`gpunodes_data_directory`, or {own[row['where']]}"
+            if row["where"] in own
+            else f"`{space.PATHS[row['where']]}`"
         )
         lines.append(f"| {row['title']} | {where} | {row['mib']} | {cell(row['basis'])} |")
     return "\n".join(lines)

@@ -28,6 +28,10 @@ def uuid(name: str) -> str:
     return f"0000000{name[-1]}-1111-4111-8111-111111111111"
 
 
+def machine_id(name: str) -> str:
+    return uuid(name).replace("-", "")
+
+
 def document(machines: Mapping[str, str], pools: Mapping[str, tuple[int, int, int]]) -> dict[str, Any]:
     """A plan: the pool of each machine, and min, max and priority of each pool."""
     return {
@@ -54,7 +58,7 @@ def document(machines: Mapping[str, str], pools: Mapping[str, tuple[int, int, in
             name: {
                 "pool": pool,
                 "bmc": {"gpunodes_bmc_type": "redfish", "gpunodes_bmc_address": f"{name}.bmc.example"},
-                "identity": {"uuid": uuid(name), "serial": "", "macs": []},
+                "identity": {"uuid": uuid(name), "serial": "", "macs": [], "machine_id": machine_id(name)},
                 "address": "127.0.0.1",
                 "capacity": CAPACITY,
             }
@@ -68,7 +72,7 @@ def parsed(machines: Mapping[str, str], pools: Mapping[str, tuple[int, int, int]
 
 
 def node_object(name: str, *, gpus: int = 2, starting: bool = False, ready: bool = True, **more: Any) -> dict[str, Any]:
-    """A node as its kubelet registers it; more: labels, annotations, provider."""
+    """A node as its kubelet registers it; more: labels, annotations, provider, uuid, machine_id."""
     taints = [{"key": STARTING, "effect": "NoSchedule"}] if starting else []
     return {
         "metadata": {
@@ -82,7 +86,11 @@ def node_object(name: str, *, gpus: int = 2, starting: bool = False, ready: bool
             "conditions": [{"type": "Ready", "status": str(ready)}],
             "capacity": {GPU: str(gpus)},
             "allocatable": {"cpu": "7500m", "memory": "60Gi", "pods": "110", GPU: str(gpus)},
-            "nodeInfo": {"bootID": f"boot-{name}", "systemUUID": more.get("uuid", uuid(name)), "machineID": "1" * 32},
+            "nodeInfo": {
+                "bootID": f"boot-{name}",
+                "systemUUID": more.get("uuid", uuid(name)),
+                "machineID": more.get("machine_id", machine_id(name)),
+            },
         },
     }
 

@@ -32,6 +32,10 @@ INTERFACES = f"{SYSTEM}/EthernetInterfaces"
 DRIP_S = 0.1
 
 
+def held() -> None:
+    """Confirm a lock that is held, before an order."""
+
+
 class _Bmc(BaseHTTPRequestHandler):
     """``manner``: ``refuses`` rejects every reset; ``hangs-up`` closes the connection on a reset; ``lies`` accepts it
     and still reports the earlier ``state``; ``obeys`` changes the state; ``drips`` sends a response body forever, byte

@@ -23,7 +23,7 @@ import pytest
 from gpunodes.engine import records
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.machine_control import Boot, StepResult
-from gpunodes.engine.power import PowerProblem, Trouble
+from gpunodes.engine.power import Confirm, PowerProblem, Trouble
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, Finding, State, Verdict
@@ -287,13 +287,18 @@ class StandInControl:
     def has_power(self) -> bool:
         return self._machine.bmc != "none"
 
-    def reset(self) -> None:
-        self._power("bmc")
+    def reset(self, confirm: Confirm) -> None:
+        self._power("bmc", confirm)
 
-    def cold_cycle(self) -> None:
-        self._power("cold")
+    def cold_cycle(self, confirm: Confirm) -> None:
+        self._power("cold", confirm)
 
-    def _power(self, step: str) -> None:
+    def compared(self) -> None:
+        """The BMC was compared with the machine."""
+
+    def _power(self, step: str, confirm: Confirm) -> None:
+        self.compared()
+        confirm()
         if self._machine.bmc == "good":
             self._machine.use(step)
             return
@@ -345,13 +350,25 @@ class Fleet:
         return self.api
 
     def cordon(self, node: str, repair: str = "") -> None:
-        """Cordon a node, by a repair or, as "", by a person."""
-        found = self.api.nodes[node]
-        self.api.version += 1
+        """Cordon a node, by a repair or, as "", by a person with `kubectl cordon`."""
+        found = self._changed(node)
         found["spec"]["unschedulable"] = True
-        found["metadata"]["resourceVersion"] = str(self.api.version)
+        manager = "gpunodes" if repair else "kubectl"
+        fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}}
+        found["metadata"]["managedFields"] = [{"manager": "kubelet"}, {"manager": manager, "fieldsV1": fields}]
         if repair:
             found["metadata"]["annotations"]["gpunodes.dev/cordoned-by"] = repair
+
+    def uncordon(self, node: str) -> None:
+        """`kubectl uncordon`: it leaves all annotations."""
+        found = self._changed(node)
+        found["spec"].pop("unschedulable", None)
+        found["metadata"].pop("managedFields", None)
+
+    def _changed(self, node: str) -> dict[str, Any]:
+        self.api.version += 1
+        self.api.nodes[node]["metadata"]["resourceVersion"] = str(self.api.version)
+        return self.api.nodes[node]
 
     def lock(self, command: str, holder: str) -> Any:
         return contextlib.nullcontext(SimpleNamespace(lost=lambda: None))

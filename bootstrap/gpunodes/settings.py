@@ -9,8 +9,9 @@ import contextlib
 import difflib
 import fnmatch
 import functools
+import importlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,27 @@ def check_ansible_home() -> None:
         )
 
 
+def ansible_config() -> Path:
+    """Ansible's configuration for all that gpunodes does with Ansible."""
+    return Path(__file__).with_name("ansible.cfg")
+
+
+def import_ansible() -> None:
+    """Import Ansible's own settings, without the user's ansible.cfg.
+
+    It does not apply to the playbooks of gpunodes. Where gpunodes itself reads the inventory, its
+    result must be the same.
+    """
+    users = os.environ.get("ANSIBLE_CONFIG")
+    os.environ["ANSIBLE_CONFIG"] = str(ansible_config())
+    try:
+        importlib.import_module("ansible.constants")
+    finally:
+        del os.environ["ANSIBLE_CONFIG"]
+        if users is not None:
+            os.environ["ANSIBLE_CONFIG"] = users
+
+
 def ssh_sockets() -> Path | None:
     """The folder for the sockets of SSH connections, where Ansible's default cannot be used; None for the default.
 
@@ -113,8 +135,47 @@ def defaults() -> Mapping[str, Any]:
 
 
 def resolve(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a machine with these inventory variables."""
-    return {name: variables.get(name, default) for name, default in defaults().items()}
+    """The settings of a machine with these inventory variables, booleans and numbers converted as Ansible does.
+
+    An inventory in INI has the text "false". What is no boolean or number stays as it is: ``problems`` reports it.
+    """
+    found = {name: variables.get(name, default) for name, default in defaults().items()}
+    for name in _not_text():
+        if isinstance(found[name], str):
+            with contextlib.suppress(ValueError):
+                found[name] = _CONVERTERS[_options()[name]["type"]](found[name])
+    return found
+
+
+@functools.cache
+def _not_text() -> Sequence[str]:
+    """The settings that are booleans or numbers, by their defaults: the specification is seldom needed, and long."""
+    return [name for name, default in defaults().items() if isinstance(default, (bool, int, float))]
+
+
+def _boolean(text: str) -> bool:
+    """A boolean by its text, as Ansible's module_utils/parsing/convert_bool.py; raises ValueError."""
+    found = text.strip().lower()
+    if found not in _TRUE | _FALSE:
+        raise ValueError(text)
+    return found in _TRUE
+
+
+_CONVERTERS: Mapping[str, Callable[[str], object]] = {"bool": _boolean, "int": int, "float": float, "raw": str}
+"""By the declared type of a setting."""
+_TRUE = frozenset({"y", "yes", "on", "1", "true", "t", "1.0"})
+_FALSE = frozenset({"n", "no", "off", "0", "false", "f", "0.0"})
+
+
+def is_template(value: object) -> bool:
+    """Whether a value of an inventory may contain a template. Of a locked vault it is not known: then it may."""
+    from ansible.errors import AnsibleError
+
+    try:
+        text = str(value)
+    except AnsibleError:
+        return True
+    return "{{" in text or "{%" in text
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +242,7 @@ _NAMED = 4
 def _problems_of(key: str, value: Any, option: Mapping[str, Any]) -> Iterator[SettingProblem]:
     from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-    if "{{" in str(value) or value == defaults().get(key):
+    if is_template(value) or value == defaults().get(key):
         return
     secret = "password" in key or key in {"gpunodes_http_proxy", "gpunodes_https_proxy"}
     fact = "cannot be used" if secret else f"is {value!r}"

@@ -33,7 +33,7 @@ class Part:
     files: Sequence[str] = ()
     """Test files of this folder."""
     scenarios: Sequence[str] = ()
-    """Scenarios of molecule/, on one set of machines; not the scenario default, which `make test` always runs."""
+    """Scenarios of molecule/, on one set of machines."""
 
     @property
     def paths(self) -> list[str]:
@@ -42,39 +42,42 @@ class Part:
 
 
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
-# together. CI ends after 90 minutes: a part has 40 of them, the other tests 30, and a slow machine the rest.
+# together. CI ends after 90 minutes: a part has 40 of them, the other tests 25, and a slow machine the rest.
 PARTS: Mapping[str, Part] = {
+    "walkthroughs": Part(39, ("test_walkthroughs.py",)),
+    "addons": Part(31, ("test_addons.py",)),
+    "commands": Part(29, ("test_repair_commands.py",)),
+    "leave": Part(37, ("test_leave.py",)),
+    "pool-guard": Part(31, ("test_pool_guard.py",)),
+    "gpu": Part(37, ("test_gpu.py",)),
+    "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
+    "pool": Part(30, ("test_pool.py",)),
+    "life": Part(34, ("test_life.py",)),
+    "health": Part(26, ("test_health.py",)),
+    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
+    "cluster": Part(35, ("test_cluster.py",)),
+    "prepared": Part(14, scenarios=("default",)),
+    "docker": Part(26, ("test_docker.py",)),
+    "adopt": Part(34, ("test_adopt.py",)),
+    "up": Part(16, ("test_up.py",)),
+    "gpu-pods": Part(36, ("test_gpu_pods.py",)),
+    "networks": Part(32, ("test_networks.py",)),
+    "repair": Part(37, ("test_repair.py",)),
+    "images": Part(38, ("test_prepare.py", "test_seed.py")),
+    "power": Part(37, ("test_repair_power.py",)),
+    "burn-in": Part(38, ("test_gpu_machines.py",)),
+    "own-network": Part(25, ("test_own_network.py",)),
     "network-policy": Part(32, ("test_network_policy.py",)),
     "load-balancer": Part(26, ("test_load_balancer.py",)),
     "training": Part(38, ("test_training.py",)),
     "training-curve": Part(39, ("test_training_curve.py",)),
     "serving": Part(36, ("test_serving.py",)),
-    "docker": Part(26, ("test_docker.py",)),
-    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
-    "life": Part(34, ("test_life.py",)),
-    "up": Part(16, ("test_up.py",)),
-    "commands": Part(29, ("test_repair_commands.py",)),
-    "networks": Part(32, ("test_networks.py",)),
-    "pool": Part(30, ("test_pool.py",)),
-    "gpu-pods": Part(36, ("test_gpu_pods.py",)),
-    "repair": Part(37, ("test_repair.py",)),
-    "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
-    "leave": Part(37, ("test_leave.py",)),
-    "health": Part(26, ("test_health.py",)),
-    "pool-guard": Part(31, ("test_pool_guard.py",)),
-    "gpu": Part(37, ("test_gpu.py",)),
-    "power": Part(37, ("test_repair_power.py",)),
-    "adopt": Part(34, ("test_adopt.py",)),
-    "cluster": Part(35, ("test_cluster.py",)),
-    "burn-in": Part(38, ("test_gpu_machines.py",)),
-    "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "backup": Part(28, ("test_backup.py",)),
     "certificates": Part(34, ("test_certificates.py",)),
     "driver-upgrade": Part(39, ("test_driver_upgrade.py",)),
     "os-patches": Part(22, ("test_os_patches.py",)),
     "upgrade": Part(39, ("test_upgrade.py",)),
     "runtime": Part(24, ("test_runtime.py",)),
-    "own-network": Part(25, ("test_own_network.py",)),
     "control-planes": Part(32, ("test_control_planes.py",)),
     "control-plane-settings": Part(34, ("test_control_plane_settings.py",)),
     "endpoint": Part(37, ("test_endpoint.py",)),
@@ -87,8 +90,6 @@ PARTS: Mapping[str, Part] = {
     "data-disk": Part(33, ("test_data_disk.py",)),
     "scaling-reboot": Part(38, ("test_scaling_reboot.py",)),
     "walkthrough-guide": Part(35, ("test_walkthrough_guide.py",)),
-    "walkthroughs": Part(39, ("test_walkthroughs.py",)),
-    "addons": Part(31, ("test_addons.py",)),
 }
 WITHOUT_HISTORY = "up"
 """The part of a checkout without git."""

@@ -44,7 +44,7 @@ def test_users_can_run_docker_containers_with_gpus_on_the_node(operator: Operato
 
 
 def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
-    """No GPU by a variable of an image or pod, by NVIDIA's runtime, or by an annotation."""
+    """No GPU by a variable of a pod, by NVIDIA's runtime, or by an annotation."""
     assert greedy(operator, "gpu-1", PLUGIN) == NOTHING
 
 

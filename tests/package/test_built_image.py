@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import tarfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.lab.layout import cache_dir
 
 ROOT = Path(__file__).parents[2]
 ARCHIVES = sorted((ROOT / "build").glob("gpunodes-image-*.oci.tar"))
@@ -103,6 +105,26 @@ def test_kubectl_is_what_the_label_says(unpacked: Path) -> None:
     if label != "none":
         version = run(unpacked, "kubectl", "version", "--client")
         assert f"v{label}" in version or label.startswith("sha256:")
+
+
+def test_a_kubectl_that_is_named_runs_in_it(unpacked: Path, tmp_path: Path) -> None:
+    """That of the lab, as `make image KUBECTL=FILE` adds it; its publisher is not reachable everywhere."""
+    image = runpy.run_path(str(ROOT / "bootstrap/image.py"))
+    minor = image["client"].pinned().version.rpartition(".")[0]
+    built = sorted(cache_dir().glob(f"mirror/kubernetes-{minor}-*/kubectl"))
+    if not built:
+        pytest.skip(f"no lab has built kubectl {minor}")
+    [entry] = [each for each in image["with_program"](built[-1], tmp_path) if each.content]
+    place = unpacked / entry.path.lstrip("/")
+    before = place.rename(tmp_path / "before") if place.exists() else None
+    try:
+        shutil.copy(entry.content, place)
+        place.chmod(entry.mode)
+        assert f"v{minor}." in run(unpacked, "kubectl", "version", "--client", user="12345:0")
+    finally:
+        place.unlink()
+        if before:
+            before.rename(place)
 
 
 def test_anybody_controls_machines_from_it(unpacked: Path) -> None:

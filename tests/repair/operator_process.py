@@ -1,22 +1,27 @@
-"""One controller's repair command as a separate process: `python operator_process.py KUBECONFIG MACHINES BUDGET`.
+"""One controller's repair command as a separate process: `operator_process.py KUBECONFIG MACHINES BUDGET [NAME]`.
+
+With NAME it is `repair NAME`, else `health --reboot-hung`. A machine whose name begins with c is the control plane.
 
 All of gpunodes is real (policy, stages, session program, locks, drain); each machine is a file in the folder
-MACHINES with its health, its boot, and the steps done to it. Prints the result as JSON.
+MACHINES with its health, its boot, and the steps done to it. Only the SSH lock is omitted. Prints the result as JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gpunodes.engine.cluster.connection import here
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.machine_control import Boot, StepResult
+from gpunodes.engine.power import Confirm
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.engine.scans import MachineScan
 from gpunodes.health.model import Action, Finding, State, Verdict
@@ -98,10 +103,12 @@ class FileMachine:
     def has_power(self) -> bool:
         return True
 
-    def reset(self) -> None:
+    def reset(self, confirm: Confirm) -> None:
+        confirm()
         self.use("bmc")
 
-    def cold_cycle(self) -> None:
+    def cold_cycle(self, confirm: Confirm) -> None:
+        confirm()
         self.use("cold")
 
 
@@ -119,13 +126,15 @@ class Fleet:
         return "simulated"
 
     def all_machines(self) -> Sequence[Machine]:
-        return [Machine(name, name, Role.WORKER) for name in self._files]
+        return [
+            Machine(name, name, Role.CONTROL_PLANE if name.startswith("c") else Role.WORKER) for name in self._files
+        ]
 
     def pool_label(self, name: str) -> str:
         return ""
 
     def lock(self, command: str, holder: str) -> Any:
-        raise NotImplementedError("no machine is the control plane")
+        return contextlib.nullcontext(SimpleNamespace(lost=lambda: None))
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -154,16 +163,18 @@ class Fleet:
         self._side.close()
 
 
-def main(kubeconfig: str, machines: str, budget: str) -> None:
-    """Repair all unhealthy machines."""
+def main(kubeconfig: str, machines: str, budget: str, name: str = "") -> None:
+    """Repair all unhealthy machines, or the one with this name."""
     # The real time limits are for machines that take minutes to boot.
     EscalationStep.limit = lambda self, *, hung: 3.0  # type: ignore[method-assign]  # a stand-in
     given = tools.TimeLimits
     tools.TimeLimits = lambda **more: given(**{**more, "poll": 0.2})  # type: ignore[misc,assignment]  # a stand-in
     fleet = Fleet(Path(kubeconfig), Path(machines))
-    request = RepairRequest("health", policy.RepairLimits(max_unavailable=policy.budget(budget)))
+    limits = policy.RepairLimits(max_unavailable=policy.budget(budget), by_hand=bool(name))
+    request = RepairRequest("repair" if name else "health", limits, named=frozenset({name} - {""}))
+    chosen = [machine for machine in fleet.all_machines() if name in ("", machine.name)]
     began = time.monotonic()
-    result = commands.run(fleet, fleet.all_machines(), request, views.RepairLines(sys.stderr).report)
+    result = commands.run(fleet, chosen, request, views.RepairLines(sys.stderr).report)
     fleet.close()
     document = views.document(result)
     acted = [each for each in document["machines"] if each["decision"] != "nothing"]

@@ -27,6 +27,7 @@ from . import apiserver, kwok
 from .apiserver import ApiServer
 
 MERGE = "application/merge-patch+json"
+PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"
 CONFIGURATION = """\
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
@@ -78,6 +79,13 @@ def test_kubeadm_s_cluster_is_read(server: ApiServer, monkeypatch: pytest.Monkey
         "gpunodes_network": "none",
     }
     assert [each.found for each in read.rows if each.what == "network add-on"] == ["Calico"]
+    gpus = [each.found for each in read.rows if each.what == "GPUs of pods"]
+    assert gpus == ["control-1, gpu-1 offer them, by a program of no known name"]
+    plugin = {"metadata": {"labels": selected}, "spec": {"containers": [{"name": "x", "image": PLUGIN}]}}
+    theirs = {"metadata": {"name": "theirs"}, "spec": {"selector": {"matchLabels": selected}, "template": plugin}}
+    server.call("POST", "/apis/apps/v1/namespaces/default/daemonsets", theirs)
+    gpus = [each.found for each in adopt.read(first).rows if each.what == "GPUs of pods"]
+    assert gpus == ["device plugin (default/theirs)"]
 
 
 def test_a_cluster_of_gpunodes_whose_inventory_is_lost(

@@ -46,7 +46,7 @@ def machines(tmp_path: Path, server: ApiServer) -> Path:
     """The machines' files: n1 is unhealthy, and its repair takes a few seconds."""
     folder = tmp_path / "machines"
     folder.mkdir()
-    for name in NAMES[1:]:
+    for name in NAMES:
         boot = server.call("GET", f"/api/v1/nodes/{name}")["status"]["nodeInfo"]["bootID"]
         count = int(boot.rpartition("-")[2])
         state = {"sick": name == "n1", "boot": count, "deaf": ["reboot"], "done": [], "back": 0}
@@ -76,11 +76,12 @@ def command(server: ApiServer, words: str, *names: str) -> Iterator[tuple[subpro
             assert message.strip() in {"kept", ""}
 
 
-def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1) -> subprocess.Popen[str]:
+def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1, name: str = "") -> subprocess.Popen[str]:
+    """`health --reboot-hung`, or `repair NAME`."""
     state = tmp_path / f"operator-{number}"
     state.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(server.kubeconfig), str(machines), "2"],
+        [sys.executable, str(PROGRAM), str(server.kubeconfig), str(machines), "2", *([name] if name else [])],
         env={**os.environ, "XDG_STATE_HOME": str(state)},
         stdout=subprocess.PIPE,
         stderr=(tmp_path / f"operator-{number}.log").open("a"),
@@ -88,16 +89,35 @@ def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1) -
     )
 
 
-def outcome(process: subprocess.Popen[str], tmp_path: Path) -> dict[str, Any]:
-    """The result for n1."""
+def outcome(process: subprocess.Popen[str], tmp_path: Path, machine: str = "n1") -> dict[str, Any]:
+    """The result for a machine."""
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("*.log"))
-    found: dict[str, Any] = next(each for each in json.loads(out)["machines"] if each["name"] == "n1")
+    found: dict[str, Any] = next(each for each in json.loads(out)["machines"] if each["name"] == machine)
     return found
 
 
-def used(machines: Path) -> list[str]:
-    found: list[str] = json.loads((machines / "n1.json").read_text())["done"]
+def used(machines: Path, machine: str = "n1") -> list[str]:
+    found: list[str] = json.loads((machines / f"{machine}.json").read_text())["done"]
+    return found
+
+
+def started(machines: Path, machine: str) -> None:
+    """Wait until the repair of a machine has ordered its first step."""
+    deadline = time.monotonic() + 60
+    while used(machines, machine) == []:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def kubectl(server: ApiServer, *words: str) -> None:
+    subprocess.run(
+        [str(apiserver.kubectl()), "--kubeconfig", str(server.kubeconfig), *words], check=True, capture_output=True
+    )
+
+
+def spec(server: ApiServer, node: str) -> dict[str, Any]:
+    found: dict[str, Any] = server.call("GET", f"/api/v1/nodes/{node}")["spec"]
     return found
 
 
@@ -161,10 +181,7 @@ def test_a_command_refuses_a_machine_that_is_being_repaired(server: ApiServer, m
     slow = json.loads((machines / "n1.json").read_text()) | {"deaf": ["reboot", "force", "sysrq"]}
     (machines / "n1.json").write_text(json.dumps(slow))
     process = repair(server, machines, tmp_path)
-    deadline = time.monotonic() + 60
-    while used(machines) == []:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    started(machines, "n1")
     with command(server, "remove", "n1") as (_, message):
         assert message.startswith("n1 is locked by `gpunodes health` of ")
     with command(server, "reset", "c0") as (_, message):
@@ -204,6 +221,85 @@ def test_a_machine_in_maintenance_is_not_repaired(server: ApiServer, machines: P
         fleet.made.close()
         fleet.close()
     assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
+
+
+def test_a_machine_in_maintenance_is_not_repaired_although_it_is_named(
+    server: ApiServer, machines: Path, tmp_path: Path
+) -> None:
+    annotated = ("annotate", "node", "n1")
+    kubectl(server, *annotated, "gpunodes.dev/maintenance=ann swaps the disk")
+    try:
+        found = outcome(repair(server, machines, tmp_path, name="n1"), tmp_path)
+        assert found["decision"] == "refuse"
+        assert "it is in maintenance: ann swaps the disk" in found["why"]
+    finally:
+        kubectl(server, *annotated, "gpunodes.dev/maintenance-")
+    assert used(machines) == []
+
+
+def test_a_control_plane_in_maintenance_is_worked_on(server: ApiServer) -> None:
+    kubectl(server, "annotate", "node", "c0", "gpunodes.dev/maintenance=x")
+    try:
+        with command(server, "init-master", "c0") as (_, message):
+            assert message.startswith("held")
+    finally:
+        kubectl(server, "annotate", "node", "c0", "gpunodes.dev/maintenance-")
+
+
+def test_a_cordon_by_others(server: ApiServer, machines: Path, tmp_path: Path) -> None:
+    kubectl(server, "cordon", "n1")
+    try:
+        found = outcome(repair(server, machines, tmp_path), tmp_path)
+        assert found["decision"] == "refuse"
+        assert "a user or another program cordoned it" in found["why"]
+        with command(server, "gpu install", "n1") as (_, message):
+            assert message.startswith("held"), "commands are allowed"
+        assert used(machines) == []
+        assert outcome(repair(server, machines, tmp_path, name="n1"), tmp_path)["outcome"] == "repaired"
+        assert spec(server, "n1")["unschedulable"], "the cordon stays"
+    finally:
+        kubectl(server, "uncordon", "n1")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_repair_whose_cordon_a_user_lifts(server: ApiServer, machines: Path, tmp_path: Path, again: bool) -> None:
+    """By `kubectl uncordon`, which takes no lock; ``again``: then the user cordons it to work there."""
+    process = repair(server, machines, tmp_path)
+    started(machines, "n1")
+    try:
+        kubectl(server, "uncordon", "n1")
+        if again:
+            kubectl(server, "cordon", "n1")
+        found = outcome(process, tmp_path)
+        assert found["outcome"] == "not-repaired"
+        assert "its node was uncordoned in the meantime" in found["why"]
+        assert used(machines) == ["reboot"], "the next step was not ordered"
+        assert bool(spec(server, "n1").get("unschedulable")) == again
+        if again:
+            assert outcome(repair(server, machines, tmp_path), tmp_path)["decision"] == "refuse"
+            assert used(machines) == ["reboot"]
+    finally:
+        kubectl(server, "uncordon", "n1")
+    assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
+    assert held(server) == []
+
+
+def test_the_repair_of_a_control_plane_excludes_commands_on_all_machines(
+    server: ApiServer, machines: Path, tmp_path: Path
+) -> None:
+    (machines / "c0.json").write_text(json.dumps(json.loads((machines / "c0.json").read_text()) | {"sick": True}))
+    kubectl(server, "label", "node", "c0", "node-role.kubernetes.io/control-plane=")
+    with command(server, "join", "n2"):
+        found = outcome(repair(server, machines, tmp_path, name="c0"), tmp_path, "c0")
+        assert found["decision"] == "refuse"
+        assert "n2 is locked by `gpunodes join` of " in found["why"]
+    assert used(machines, "c0") == []
+    process = repair(server, machines, tmp_path, name="c0")
+    started(machines, "c0")
+    with command(server, "join", "n2") as (_, message):
+        assert message.startswith("c0 is locked by `gpunodes repair` of ")
+    assert outcome(process, tmp_path, "c0")["outcome"] == "repaired"
+    assert held(server) == []
 
 
 def test_two_repair_decisions(server: ApiServer) -> None:

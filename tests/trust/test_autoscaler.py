@@ -48,9 +48,10 @@ def test_the_command_runs_it_and_copies_no_image_that_is_loaded(
     fleet: Machines, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(control_planes, "choose", lambda each, **_: control_planes.Choice(each.control_planes()[0]))
     fleet.answer("control-1", "image_loaded", {"actions": [], "loaded": True})
-    commands._run(InventoryFleet(Inventory(fleet.inventory)), POOLS, archive, state="present")
+    made = InventoryFleet(Inventory(fleet.inventory))
+    choice = control_planes.Choice(made.inventory.control_planes()[0])
+    commands._run(made, choice, lambda: None, POOLS, archive, state="present")
     assert modules(fleet) == {"image_loaded", "kube_objects"}
 
 
@@ -67,12 +68,12 @@ def test_a_control_plane_that_is_dead_stops_neither_up_nor_down(
     document["control_plane"]["hosts"]["control-1"] |= dead
     fleet.inventory.write_text(json.dumps(document))
     choice = control_planes.Choice(Inventory(fleet.inventory).control_planes()[1], [("control-1", "it is dead")])
-    monkeypatch.setattr(control_planes, "choose", lambda _, **more: choice)
     fleet.answer("control-2", "image_loaded", {"actions": [], "loaded": True})
     fleet.answer("control-3", "image_loaded", {"actions": [], "loaded": False})
     fleet.answer("control-3", "stat", {"stat": {"exists": False}})
     for given, state in ((archive, "present"), (None, "absent")):
-        left_out = commands._run(InventoryFleet(Inventory(fleet.inventory)), POOLS, given, state=state)
+        made = InventoryFleet(Inventory(fleet.inventory))
+        left_out = commands._run(made, choice, lambda: None, POOLS, given, state=state)
         assert left_out == {"control-1": "it is dead"}
     assert fleet.asked.count("control-2/kube_objects") == 2
     assert "control-3/copy" in fleet.asked

@@ -184,7 +184,15 @@ def test_a_scan_of_a_stand_in_machine_whose_text_is_hostile(fleet: Fleet, comman
     assert SHOWN in done.stdout
 
 
-SCANS = ("health", "health --json", "health --reboot-hung --dry-run", "repair gpu-1 --dry-run", "maintenance list")
+UNLIKE = "may not be the same machine: the node reports another boot id"
+# With the exit code and output for a machine and a node of which every string is an attack.
+SCANS = {
+    "health": (3, "gpu-1: sick, reboot"),
+    "health --json": (3, '"rule": "gpus-missing"'),
+    "health --reboot-hung --dry-run": (3, UNLIKE),
+    "repair gpu-1 --dry-run": (3, UNLIKE),
+    "maintenance list": (0, "in maintenance"),
+}
 # With the exit code and output for a node and a BMC whose text is an attack.
 ACTIONS = {
     "maintenance on gpu-1 --reason disk": (0, SHOWN),
@@ -200,11 +208,20 @@ WALKED = (*SCANS, *ACTIONS, "history")
 
 @pytest.mark.parametrize("command", SCANS)
 def test_a_scan_of_stand_ins_whose_every_string_is_hostile(fleet: Fleet, command: str) -> None:
-    """For machines and nodes: they are unknown then, and nothing is done."""
+    """The numbers of its report are judged, but nothing is done: the machine's boot is no boot of its node."""
     attacks = iter(ATTACKS * 100)
     fleet.scan({**hostile(captured()), "schema": "gpunodes.probe/1"})
-    fleet.nodes([node(lambda _: next(attacks)), {**hostile(node()), "metadata": {"name": ATTACKS[1]}}, ATTACKS[0]])
-    fleet.gpunodes(*command.split())
+    fleet.nodes([node(lambda _: next(attacks)), {**hostile(node()), "metadata": {"name": ATTACKS[1]}}])
+    done = fleet.gpunodes(*command.split())
+    code, message = SCANS[command]
+    assert (done.returncode, message in done.stdout) == (code, True), done
+
+
+def test_a_list_of_stand_in_nodes_with_something_else_is_refused(fleet: Fleet) -> None:
+    fleet.nodes([node(), ATTACKS[0]])
+    done = fleet.gpunodes("repair", "gpu-1", "--dry-run")
+    assert done.returncode == 1
+    assert "of the control plane to GET /api/v1/nodes is not valid" in done.stderr
 
 
 @pytest.mark.parametrize("command", ACTIONS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from gpunodes import __version__
-from gpunodes.errors import WrongInput
+from gpunodes.errors import GpunodesError, WrongInput
 
 ROOT = Path(__file__).parents[2]
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
@@ -59,9 +60,26 @@ def test_a_tag_is_that_of_the_version() -> None:
         check([f"v{__version__}"], "## Unreleased\n")
 
 
-def test_without_git_there_are_no_tags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert DIST["tags"]() == []
-    monkeypatch.undo()
+def test_tags_are_those_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A source archive has none, also where it is unpacked inside of a repository."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"], ["tag", "v99.0.0"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
     monkeypatch.setitem(DIST["tags"].__globals__, "ROOT", tmp_path)
+    assert DIST["tags"]() == ["v99.0.0"]
+    (tmp_path / "source").mkdir()
+    monkeypatch.setitem(DIST["tags"].__globals__, "ROOT", tmp_path / "source")
     assert DIST["tags"]() == []
+
+
+@pytest.mark.parametrize("has_git", [True, False])
+def test_tags_that_cannot_be_read_stop_the_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_git: bool
+) -> None:
+    """As where git refuses the checkout of another user."""
+    (tmp_path / ".git").write_text("gitdir: nowhere\n")
+    monkeypatch.setitem(DIST["tags"].__globals__, "ROOT", tmp_path)
+    if not has_git:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(GpunodesError, match=r"the tags of this commit are not known: .*(nowhere|No such file)"):
+        DIST["tags"]()

@@ -44,7 +44,7 @@ def test_gpu_plan_warns_of_software_that_is_requested_for_nothing() -> None:
 
 
 def test_gpu_verify_says_that_there_was_nothing_to_verify() -> None:
-    found = [gpu_verify.assemble(name, facts, [], {}, "") for name, facts in reports().items()]
+    found = [gpu_verify.assemble(name, facts, [], [], "") for name, facts in reports().items()]
     assert all(each.healthy and each.gpus == 0 for each in found)
     assert "there was nothing to verify" in gpu_verification.table(found)
     assert json.loads(gpu_verification.verification_document(found, 0))["exit_code"] == 0

@@ -49,13 +49,22 @@ def test_the_first_failed_level_is_said() -> None:
 
 
 def test_proofs_are_put_together_from_machine_and_cluster() -> None:
-    served = {"gpu-1": [{"level": "kubelet", "state": "ok", "fact": "1", "wanted": "", "remedy": ""}]}
-    proof = gpu_verify.assemble("gpu-1", machine(GPU), LEVELS[:1], served, "")
+    served = [{"level": "kubelet", "state": "ok", "fact": "1", "wanted": "", "remedy": ""}]
+    proof = gpu_verify.assemble("gpu-1", machine(GPU), LEVELS[:1], served, "", "the run failed")
     assert [level.level for level in proof.levels] == ["host", "kubelet"]
     assert (proof.gpus, proof.healthy) == (1, True)
-    assert gpu_verify.assemble("cpu-1", machine(), [], {}, "").healthy
-    assert gpu_verify.assemble("gone", None, [], {}, "no route").cause == "no route"
-    assert not gpu_verify.assemble("gpu-1", machine(GPU), LEVELS, {}, "container: ...").healthy
+    assert gpu_verify.assemble("cpu-1", machine(), [], [], "").healthy
+    assert gpu_verify.assemble("gone", None, [], [], "no route").cause == "no route"
+    assert not gpu_verify.assemble("gpu-1", machine(GPU), LEVELS, [], "container: ...").healthy
+
+
+def test_a_machine_that_failed_after_its_last_good_level_is_not_healthy() -> None:
+    proof = gpu_verify.assemble("gpu-1", machine(GPU), LEVELS[:1], [], "the API does not respond")
+    assert (proof.healthy, proof.cause) == (False, "the API does not respond")
+
+
+def test_nothing_reported_and_a_run_that_failed_is_not_healthy() -> None:
+    assert gpu_verify.assemble("gpu-1", machine(GPU), [], [], "", "the run failed").cause == "the run failed"
 
 
 def test_the_table_has_a_column_for_each_level() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,19 @@ HANGS = {
         "INFO: task Xorg:77 is blocked on a mutex likely owned by task nv_queue:412.",
         "nv_queue:412",
     ),
+    "owner is a thread of the driver with blanks in its name": (
+        "INFO: task Xorg:77 is blocked on a mutex likely owned by task UVM GPU1 BH:412.",
+        "UVM GPU1 BH:412",
+    ),
+    "owner is such a thread, a writer": (
+        "INFO: task Xorg:77 <reader> blocked on an rw-semaphore likely owned by task UVM GPU1 BH:412 <writer>",
+        "UVM GPU1 BH:412",
+    ),
+    "owner with a dot in its name, of which the stack follows": (
+        "INFO: task Xorg:77 is blocked on a mutex likely owned by task python3.11:78.\n"
+        "task:python3.11      state:D stack:0     pid:78    tgid:78\n" + STACK,
+        "python3.11:78",
+    ),
     "owner of a semaphore": (
         "INFO: task Xorg:77 blocked on a semaphore likely last held by task nvidia-smi:78",
         "nvidia-smi:78",
@@ -81,10 +95,20 @@ HANGS = {
 }
 
 
+def newest_first(content: bytes) -> bytes:
+    """The same log as ``journalctl -r`` writes it."""
+    return b"".join(reversed(content.splitlines(keepends=True)))
+
+
+ORDERS = pytest.mark.parametrize("order", [lambda content: content, newest_first], ids=["as written", "newest first"])
+Order = Callable[[bytes], bytes]
+
+
+@ORDERS
 @pytest.mark.parametrize("name", HANGS)
-def test_hangs_in_the_driver(name: str, tmp_path: Path) -> None:
+def test_hangs_in_the_driver(name: str, order: Order, tmp_path: Path) -> None:
     text, task = HANGS[name]
-    verdict = verdict_on(tmp_path, log(text))
+    verdict = verdict_on(tmp_path, order(log(LOADED + text)))
     assert (verdict.state, verdict.action, verdict.hung_in_driver) == (State.HUNG, Action.REBOOT, True)
     (finding,) = verdict.findings
     assert finding.message == f"Stuck in the NVIDIA driver: {task}."
@@ -105,6 +129,18 @@ def test_the_evidence_of_a_hang_begins_with_what_proves_it(tmp_path: Path) -> No
     assert view.listing([verdict]).count("    | ") == 2
 
 
+@ORDERS
+def test_the_frame_is_evidence_whatever_was_logged_before_it(order: Order, tmp_path: Path) -> None:
+    """The driver's thread is often known first as the owner of what several others wait for."""
+    owner = "is blocked on a mutex likely owned by task nv_queue:412.\n"
+    for waiting in (1, 5):
+        text = "".join(f"INFO: task Xorg:{number} {owner}" for number in range(waiting))
+        text += "INFO: task nv_queue:412 blocked for more than 122 seconds.\n" + STACK
+        evidence = verdict_on(tmp_path, order(log(text))).findings[0].evidence
+        assert (evidence[0][15:], evidence[1]) == ("INFO: task nv_queue:412 blocked for more than 122 seconds.", FRAME)
+        assert FRAME in view.listing([verdict_on(tmp_path, order(log(text)))])
+
+
 CRASHES = {
     "interrupt thread": oops("irq/45-nvidia", " __wake_up_common+0x2d/0x160\n"),
     "worker": oops("nv_open_q", STACK),
@@ -116,9 +152,10 @@ CRASHES = {
 }
 
 
+@ORDERS
 @pytest.mark.parametrize("name", CRASHES)
-def test_crashes_in_the_driver(name: str, tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, log(CRASHES[name]))
+def test_crashes_in_the_driver(name: str, order: Order, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, order(log(LOADED + CRASHES[name])))
     assert [(each.rule, each.action) for each in verdict.findings] == [("driver-crashed", Action.REBOOT)]
     assert (FRAME in verdict.findings[0].evidence) == (STACK in CRASHES[name])
 
@@ -233,11 +270,12 @@ LINES: dict[str, tuple[str, Action, list[str]]] = {
 }
 
 
+@ORDERS
 @pytest.mark.parametrize("name", LINES)
-def test_lines(name: str, tmp_path: Path) -> None:
+def test_lines(name: str, order: Order, tmp_path: Path) -> None:
     text, action, rules = LINES[name]
     whole = text.startswith(("[Jul", "Jul"))
-    verdict = verdict_on(tmp_path, text.encode() if whole else log(text))
+    verdict = verdict_on(tmp_path, order(text.encode() if whole else log(text)))
     assert (verdict.action, [each.rule for each in verdict.findings]) == (action, rules)
 
 
@@ -246,6 +284,15 @@ def test_a_wrapped_recovery_number(tmp_path: Path) -> None:
         b"[1.0] NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery\naction changed from 0x0 (None) to\n0x2 (Node Reboot)\n"
     )
     assert verdict_on(tmp_path, text).action is Action.REBOOT
+    # What has no time of its own is the rest of an entry, which `journalctl -r` leaves in its order.
+    assert verdict_on(tmp_path, b"[3.0] usb 1-1\n[2.0] usb 1-1\n" + text).action is Action.REBOOT
+
+
+def test_the_order_of_a_log_that_begins_with_a_flood_in_one_second(tmp_path: Path) -> None:
+    flood = "".join(f"Mar  1 05:39:16 n kernel: usb {number}\n" for number in range(500)).encode()
+    text = "".join(f"Mar  1 05:39:15 n kernel: {line}\n" for line in (LOADED + CRASHES["worker"]).splitlines())
+    content = flood + newest_first(text.encode()) + b"Mar  1 05:39:14 n kernel: usb 1-1\n"
+    assert [each.rule for each in verdict_on(tmp_path, content).findings] == ["driver-crashed"]
 
 
 @pytest.mark.parametrize("name", ["no MSI-X", "no firmware, Debian"])
@@ -291,15 +338,34 @@ INNOCENT = {
 }
 
 
+@ORDERS
 @pytest.mark.parametrize("name", INNOCENT)
-def test_what_asks_for_nothing(name: str, tmp_path: Path) -> None:
-    verdict = verdict_on(tmp_path, log(LOADED + INNOCENT[name]))
+def test_what_asks_for_nothing(name: str, order: Order, tmp_path: Path) -> None:
+    verdict = verdict_on(tmp_path, order(log(LOADED + INNOCENT[name])))
     assert (verdict.state, verdict.action, verdict.findings) == (State.HEALTHY, Action.NONE, ())
 
 
-def test_another_program_in_the_words_of_fabric_manager(tmp_path: Path) -> None:
-    line = "Jul 23 07:53:55 node-1 trainer[841]: detected NVSwitch fatal error 20034 on fid 0\n"
-    assert verdict_on(tmp_path, line.encode()).sxids == ()
+# The formats of a syslog and of journalctl, without the writer.
+SYSLOGS = {
+    "short": "Jul 23 07:53:55 node-1 {}[841]: ",
+    "priority": "<27>Jul 23 07:53:55 node-1 {}[841]: ",
+    "RFC 5424": "<27>1 2026-07-23T07:53:55.123456+00:00 node-1 {} 841 - - ",
+    "short-iso": "2026-07-23T07:53:55+0000 node-1 {}[841]: ",
+    "short-full": "Thu 2026-07-23 07:53:55 UTC node-1 {}[841]: ",
+    "short-unix": "1784793235.123456 node-1 {}[841]: ",
+    "short-monotonic": "[ 1234.567890] node-1 {}[841]: ",
+    "short-delta": "[ 1234.567890 <    1.234567 >] node-1 {}[841]: ",
+}
+
+
+@pytest.mark.parametrize("name", SYSLOGS)
+def test_fabric_manager_in_a_syslog(name: str, tmp_path: Path) -> None:
+    message = "detected NVSwitch fatal error 20034 on fid 0\n"
+    for writer in ("nv-fabricmanager", "nvidia-fabricmanager-start.sh", "nvidia-fabricmanager.service"):
+        verdict = verdict_on(tmp_path, (SYSLOGS[name].format(writer) + message).encode())
+        assert (verdict.action, verdict.sxids) == (Action.RESET_GPU, (20034,))
+    for writer in ("trainer", "kernel", "my-nv-fabricmanager", "user@1000.service/nvidia-fabricmanager.service"):
+        assert verdict_on(tmp_path, (SYSLOGS[name].format(writer) + message).encode()).sxids == ()
 
 
 # --- quotations ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,11 @@ FRAME = "os_acquire_mutex+0x34/0x40 [nvidia]"
 XML = '<nvidia_smi_log><gpu id="00000000:3B:00.0"><persistence_mode>Enabled</persistence_mode>{}</gpu></nvidia_smi_log>'
 REMAP_FAILED = "<remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>"
 NO_SMI = {"status": "absent", "xml": None}
+NO_LOG = {"source": None, "text": ""}
+NOT_ROOT = [
+    {"what": "privilege", "error": "not running as root: stacks, and possibly the kernel log, cannot be read"},
+    {"what": "kmsg", "error": "Operation not permitted"},
+]
 GPU: Mapping[str, Any] = {
     "address": "0000:3b:00.0",
     "vendor": "10de",
@@ -92,8 +97,29 @@ def test_a_live_verdict_says_what_was_read() -> None:
     assert view.listing([judged(facts)]).startswith("gpu-1: healthy: 2 kernel lines, 1 GPU responds\n")
     cpu = with_(log={"text": "[1.0] usb\n"}, pci=[], smi=NO_SMI, expected=no_gpus)
     assert view.listing([judged(cpu)]).startswith("gpu-1: healthy: 1 kernel line, no NVIDIA GPU\n")
-    nothing = judged(with_(log={"source": None, "text": ""}, pci=[], smi=NO_SMI, expected=no_gpus))
+    nothing = judged(with_(log=NO_LOG, pci=[], smi=NO_SMI, expected=no_gpus, errors=NOT_ROOT))
     assert (nothing.state, "ansible_become" in nothing.wanted) == (State.UNKNOWN, True)
+    assert nothing.wanted.startswith("neither the kernel log nor nvidia-smi nor the PCI bus could be read (Operation")
+
+
+@pytest.mark.parametrize("parts", [{}, {"smi": NO_SMI}])
+def test_a_machine_whose_kernel_log_could_not_be_read_is_unknown(parts: dict[str, Any]) -> None:
+    """Whatever responds: the errors of a GPU, and tasks that hang, are in the log."""
+    (line, count) = view.listing([judged(with_(log=NO_LOG, errors=NOT_ROOT, **parts))]).splitlines()
+    assert line.startswith(
+        "gpu-1: unknown: the kernel log could not be read (Operation not permitted): give the probe "
+    )
+    assert count == "0 of 1 healthy."
+    late = judged(with_(log=NO_LOG, errors=[{"what": "log", "error": "did not finish within 8 s"}], **parts))
+    assert (late.state, late.kernel_lines) == (State.UNKNOWN, 0)
+    assert late.wanted.startswith("the kernel log could not be read (did not finish within 8 s): pass ")
+    found = judged(with_(log=NO_LOG, errors=NOT_ROOT, tasks=[task("python3", FRAME)], **parts))
+    assert (found.state, found.wanted) == (State.HUNG, "")
+
+
+def test_without_root_a_machine_is_healthy_if_its_kernel_log_could_be_read() -> None:
+    verdict = judged(with_(errors=NOT_ROOT[:1]))
+    assert view.listing([verdict]).startswith("gpu-1: healthy: 1 kernel line, 1 GPU responds\n")
 
 
 def test_the_evidence_of_a_stuck_thread_begins_with_the_frame_that_proves_it() -> None:
@@ -219,7 +245,7 @@ def test_no_trouble(facts: dict[str, Any]) -> None:
 
 def test_without_usable_data_the_state_is_unknown() -> None:
     facts = with_(
-        log={"source": None, "text": ""},
+        log=NO_LOG,
         smi=NO_SMI,
         pci=[],
         driver={"loaded": False, "gpus": []},

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from gpunodes.health.model import Verdict
+from gpunodes.health.model import Action, Verdict
 from gpunodes.operations import health
 
 BOOT = "0123456789abcdef0123456789abcdef"
@@ -96,6 +96,101 @@ def test_every_format_has_the_same_verdict(name: str, tmp_path: Path) -> None:
     ]
     assert (verdict.boot_id, verdict.xids) == (BOOT, (79,))
     assert verdict.files[0].kinds == ("journal",)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_the_order_of_the_entries_does_not_matter(stuck: int, name: str, tmp_path: Path) -> None:
+    """``journalctl -r``: the frame is that of the task whose report it was in, and an oops is one, too."""
+    tasks = ["mmfsd:76", "mmfsd:76"]
+    tasks[stuck] = "python3:77"
+    reports = [[f"INFO: task {task} blocked for more than 120 seconds.", "Call Trace:"] for task in tasks]
+    reports[stuck].append(HANG[2])
+    lines = [*reports[0], *reports[1], "Oops: 0002 [#1] SMP", "CPU: 3 PID: 5 Comm: irq/45-nvidia Tainted: P"]
+    entries = [
+        entry(line, __REALTIME_TIMESTAMP=f"17723435{number}000000", __MONOTONIC_TIMESTAMP=f"{number}000000")
+        for number, line in enumerate(lines, 10)
+    ]
+    for ordered in (entries, entries[::-1]):
+        verdict = verdict_on(tmp_path / "journal", FORMATS[name](ordered))
+        assert [each.rule for each in verdict.findings] == ["hung-in-driver", "driver-crashed"]
+        assert verdict.findings[0].message == "Stuck in the NVIDIA driver: python3:77."
+
+
+@pytest.mark.parametrize("fields", [{"_TRANSPORT": "journal", "SYSLOG_IDENTIFIER": "app"}, {"SYSLOG_FACILITY": "3"}])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_program_adds_nothing_to_a_report_of_the_kernel(name: str, fields: dict[str, str], tmp_path: Path) -> None:
+    """Another program, or user space by /dev/kmsg, logs a frame of the driver, the end of a report, a frame of NFS."""
+    report = [entry("INFO: task mmfsd:76 blocked for more than 120 seconds."), entry("Call Trace:")]
+    forged = entry(f'"_TRANSPORT":"kernel"{HANG[2]}', **fields)
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name]([*report, forged]))
+    assert verdict.findings == ()
+    ended = [entry(HANG[0]), entry("BUG: ended", **fields), *map(entry, HANG[1:])]
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name](ended))
+    assert [each.rule for each in verdict.findings] == ["hung-in-driver"]
+    waits = [entry(HANG[0].replace("python3", "nvidia-smi")), entry(" rpc_wait+0x1/0x2 [sunrpc]", **fields)]
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name](waits))
+    assert [each.rule for each in verdict.findings] == ["hung-in-driver"]
+
+
+FABRIC = "detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 33"
+UNIT = "nvidia-fabricmanager.service"
+MANAGER = {"_TRANSPORT": "syslog", "SYSLOG_FACILITY": "3", "SYSLOG_IDENTIFIER": "nv-fabricmanager", "_UID": "0"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**MANAGER, "_SYSTEMD_UNIT": UNIT},
+        {
+            **MANAGER,
+            "_SYSTEMD_UNIT": UNIT,
+            "_TRANSPORT": "stdout",
+            "SYSLOG_IDENTIFIER": "nvidia-fabricmanager-start.sh",
+        },
+        MANAGER,
+    ],
+    ids=["syslog", "standard output", "without a unit"],
+)
+@pytest.mark.parametrize("name", FORMATS)
+def test_lines_of_fabric_manager(name: str, fields: dict[str, str], tmp_path: Path) -> None:
+    for message in (FABRIC, "[Jul 23 2024 07:53:55] [ERROR] [tid 841] " + FABRIC):
+        entries = [entry("usb 1-1: new device"), entry(message, **fields)]
+        verdict = verdict_on(tmp_path / "journal", FORMATS[name](entries))
+        (finding,) = verdict.findings
+        assert (verdict.action, verdict.sxids, finding.gpu) == (Action.RESET_GPU, (20034,), "0000:86:00.0")
+        assert (finding.first, verdict.boot_id) == ("2026-03-01T05:39:15Z", BOOT)
+        assert finding.evidence == (f"2026-03-01T05:39:15Z - nv-fabricmanager: {FABRIC}",)
+        assert verdict.files[0].kinds == ("journal", "Fabric Manager log")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**MANAGER, "SYSLOG_IDENTIFIER": "trainer", "_SYSTEMD_UNIT": "session-3.scope"},
+        {**MANAGER, "_SYSTEMD_UNIT": "session-3.scope"},
+        {**MANAGER, "_SYSTEMD_UNIT": "user@1000.service", "_SYSTEMD_USER_UNIT": UNIT},
+        {**MANAGER, "_UID": "1000"},
+        {**MANAGER, "_TRANSPORT": "kernel", "_SYSTEMD_UNIT": UNIT},
+        {"_TRANSPORT": "kernel"},
+    ],
+    ids=["a program", "its identifier", "a user's unit", "a user", "/dev/kmsg", "the kernel"],
+)
+@pytest.mark.parametrize("name", FORMATS)
+def test_another_program_in_the_words_of_fabric_manager(name: str, fields: dict[str, str], tmp_path: Path) -> None:
+    forged = f"{FABRIC}\n2026-03-01T05:39:15Z - nv-fabricmanager: {FABRIC}"
+    entries = [entry("NVRM: loading"), entry(FABRIC, **fields)]
+    if fields["_TRANSPORT"] != "kernel":
+        entries.append(entry(forged, **fields))
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name](entries))
+    assert (verdict.sxids, verdict.findings) == ((), ())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_fabric_manager_cannot_speak_for_the_kernel(name: str, tmp_path: Path) -> None:
+    entries = [entry("NVRM: loading"), *(entry(line, **MANAGER, _SYSTEMD_UNIT=UNIT) for line in (XID, *HANG))]
+    verdict = verdict_on(tmp_path / "journal", FORMATS[name](entries))
+    assert (verdict.action, {each.rule for each in verdict.findings} - {"quotation"}) == (Action.NONE, set())
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -106,6 +106,29 @@ def test_a_control_plane_that_is_down_is_said_in_a_sentence(inventory: Path) -> 
     assert message.endswith("restore the control plane first, or skip the cluster with --without-cluster"), message
 
 
+@pytest.mark.parametrize(
+    ("more", "variable"),
+    [
+        (("--become-password-file", "secret"), "ANSIBLE_BECOME_PASSWORD_FILE"),
+        (("-e", "ansible_ssh_pass=sesame"), "ANSIBLE_CONNECTION_PASSWORD_FILE"),
+    ],
+)
+def test_a_password_that_the_command_would_not_have_is_refused(
+    inventory: Path, more: tuple[str, ...], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It scanned without root, and its steps failed."""
+    asked, secret = inventory.with_name("asked"), inventory.with_name("secret")
+    secret.write_text("sesame\n")
+    words = [str(secret) if word == "secret" else word for word in more]
+    command = f"echo >{asked}; exit 1"
+    message = stops(play(inventory, command, *words))
+    assert f"name that in the environment variable {variable}, or let" in message
+    assert not asked.exists()
+    monkeypatch.setenv(variable, str(secret))
+    play(inventory, command, *words)
+    assert asked.exists()
+
+
 def test_a_command_that_is_not_there_is_named(inventory: Path) -> None:
     """Without gpunodes on PATH the play says so."""
     message = stops(play(inventory, "exit 3", "-e", "health_command=/nowhere/gpunodes"))

@@ -16,6 +16,7 @@ from gpunodes.health.model import SiteRules, Verdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+FABRIC_MANAGER = b"detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3"
 MESSAGES = (
     b"NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
     b"NVRM: Xid (PCI:0000:5e:00): 31, pid=9, name=python3, Ch 00000010",
@@ -26,6 +27,23 @@ MESSAGES = (
     b"NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2393)",
     b"nvidia 0000:01:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID)",
     b"usb 1-1: new high-speed USB device number 2 using xhci_hcd",
+    b"INFO: task Xorg:79 is blocked on a mutex likely owned by task UVM GPU1 BH:412.",
+    b"INFO: task cat:80 is blocked on a mutex likely owned by task python3.11:78.",
+    # Reports of several lines.
+    b"INFO: task python3:81 blocked for more than 120 seconds.\nCall Trace:\n os_acquire_mutex+0x3a/0x50 [nvidia]",
+    b"Oops: 0002 [#1] PREEMPT SMP NOPTI\nCPU: 3 PID: 512 Comm: irq/45-nvidia Tainted: P\n---[ end trace 0 ]---",
+    b"Oops: 0002 [#2] PREEMPT SMP NOPTI\nCPU: 3 PID: 513 Comm: cat Tainted: P\n---[ end trace 0 ]---",
+    b"Freezing of tasks failed after 20.002 seconds (1 tasks refusing to freeze, wq_busy=0):\n%s\n%s"
+    % (
+        b"task:nvidia-smi      state:D stack:    0 pid: 4711 ppid:     1 flags:0x00004006",
+        b"Restarting tasks ... done.",
+    ),
+    b"pcieport 0000:3a:00.0: DPC: containment event, status:0x1f01 source:0x0000\n%s"
+    % b"nvidia 0000:3b:00.0: AER: can't recover (no error_detected callback)",
+    b"NVRM: The NVIDIA probe routine was not called for 2 device(s).\nNVRM: No NVIDIA devices probed.",
+    b"NVRM: The NVIDIA GPU 0000:5e:00.0 (PCI ID: 10de:2330)\n%s"
+    % b"NVRM: installed in this system has fallen off the bus and is not responding to commands.",
+    FABRIC_MANAGER,
 )
 HEADERS: tuple[Callable[[int], bytes], ...] = (
     lambda second: b"[%5d.000000] " % second,
@@ -37,6 +55,7 @@ HEADERS: tuple[Callable[[int], bytes], ...] = (
     lambda second: b"2026-03-01T05:%02d:%02d+0000 node-1 kernel: " % divmod(second, 60),
     lambda second: b"Mar  1 05:%02d:%02d node-1 kernel: [%5d.000000] " % (*divmod(second, 60), second),
 )
+SYSLOG = HEADERS[5]
 WRAPPINGS: tuple[Callable[[bytes], bytes], ...] = (
     lambda log: log,
     lambda log: log.replace(b"\n", b"\r\n"),
@@ -83,7 +102,15 @@ def test_any_bytes_get_a_verdict(content: bytes) -> None:
             assert all(line.isprintable() and len(line) <= 400 for line in (*finding.evidence, finding.message))
 
 
-@settings(deadline=None, max_examples=100)
+def log_of(lines: list[bytes], header: Callable[[int], bytes]) -> bytes:
+    headers = (header(second) for second in range(len(lines)))
+    return b"".join(
+        (head.replace(b" kernel:", b" nv-fabricmanager[841]:") if line == FABRIC_MANAGER else head) + line + b"\n"
+        for head, line in zip(headers, lines, strict=True)
+    )
+
+
+@settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.sampled_from(MESSAGES), min_size=1, max_size=40),
     st.sampled_from(HEADERS),
@@ -92,8 +119,12 @@ def test_any_bytes_get_a_verdict(content: bytes) -> None:
 def test_the_format_does_not_change_the_verdict(
     messages: list[bytes], header: Callable[[int], bytes], wrap: Callable[[bytes], bytes]
 ) -> None:
-    plain = verdict_on(b"".join(HEADERS[0](second) + line + b"\n" for second, line in enumerate(messages)))
-    other = verdict_on(wrap(b"".join(header(second) + line + b"\n" for second, line in enumerate(messages))))
+    lines = [line for message in messages for line in message.split(b"\n")]
+    if b"kernel:" not in header(0):
+        # Only lines that name their writer can be those of a program.
+        lines = [line for line in lines if line != FABRIC_MANAGER]
+    plain = verdict_on(log_of(lines, SYSLOG))
+    other = verdict_on(wrap(log_of(lines, header)))
     assert (other.state, other.action, other.hung_in_driver) == (plain.state, plain.action, plain.hung_in_driver)
     assert (other.xids, other.sxids) == (plain.xids, plain.sxids)
     assert {(each.rule, each.gpu, each.count) for each in other.findings} == {
@@ -130,6 +161,15 @@ HOSTILE: dict[str, Callable[[int], bytes]] = {
     "boots": lambda n: b"Mar  1 05:00:00 n kernel: Linux version 6.12.0\nMar  1 05:00:01 n kernel: NVRM: x\n" * n,
     "journal": lambda n: b'{"_TRANSPORT":"kernel","MESSAGE":"NVRM: Xid (PCI:0000:3b:00): 31, x"}\n' * n,
     "journal's long lines": lambda n: (b'{"MESSAGE":"' + b"NVRM: " * 200 + b'"}\n') * n,
+    "crashes, newest first": lambda n: b"".join(
+        b"[%d.0] CPU: 3 PID: 5 Comm: irq/45-nvidia Tainted: P\n[%d.0] Oops: 0002 [#1] SMP\n" % (n - i, n - i)
+        for i in range(n)
+    ),
+    "journal, newest first": lambda n: b"".join(
+        b'{"_TRANSPORT":"kernel","__REALTIME_TIMESTAMP":"%d000000","MESSAGE":"INFO: task a:1 blocked for more "}\n'
+        % (n - i)
+        for i in range(n)
+    ),
     "owners": lambda n: b"[1.0] INFO: task a:1 is blocked on a mutex likely owned by task b:2.\n" * n,
     "crashes": lambda n: b"[1.0] Oops: 0002 [#1] SMP\n[1.0]  nvidia_ioctl+0x1/0x2 [nfs]\n" * n,
     "suspends": lambda n: b"[1.0] Freezing of tasks failed after 20 seconds (1 tasks refusing to freeze):\n" * n,

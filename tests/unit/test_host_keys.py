@@ -480,7 +480,7 @@ def test_nothing_is_forwarded(site: Site) -> None:
 
 def resolved_by_ansible(path: Path, folder: Path) -> dict[str, dict[str, str]]:
     """The options that ssh resolves when Ansible starts it for each machine of an inventory."""
-    sources = runner._inventories(runner.Play("x.yml", Inventory(path), []), folder)
+    sources = runner.inventories(Inventory(path), folder)
     assert sources[0] == str(path)
     program = str(Path(sys.executable).with_name("ansible-inventory"))
     words = [program, "--list", *(word for source in sources for word in ("-i", source))]
@@ -502,11 +502,14 @@ def test_ansible_gets_the_rules_of_each_machine(site: Site, tmp_path: Path) -> N
     arguments = f"-F {site.config}"
     hosts: dict[str, dict[str, str]] = {"gpu-1": {}, "gpu-2": {"ansible_host": "10.0.0.2"}}
     hosts["gpu-3"] = {"ansible_ssh_args": "-o User=x -o ForwardAgent=yes -o ControlMaster=no"}
+    # In this group alone: `gpunodes storage up` runs a playbook on it.
+    storage = {"nas": {"ansible_ssh_extra_args": "-A"}}
     for number, words in enumerate(FORWARDING):
         hosts[f"forwards-{number}"] = {"ansible_ssh_args": words, "ansible_ssh_extra_args": words}
     path = tmp_path / "hosts.yml"
     common = {"ansible_ssh_common_args": arguments, "ansible_host": "10.0.0.1"}
-    path.write_text(yaml.safe_dump({"workers": {"hosts": hosts, "vars": common}}))
+    groups = {"workers": {"hosts": hosts, "vars": common}, "storage": {"hosts": storage, "vars": common}}
+    path.write_text(yaml.safe_dump(groups))
     # These go before all that another inventory says of a machine.
     (tmp_path / "host_vars").mkdir()
     (tmp_path / "host_vars/gpu-2.yml").write_text("ansible_ssh_args: -A\n")
@@ -580,7 +583,7 @@ def test_jump_hosts_have_the_same_rules(site: Site, ports: dict[str, tuple[int, 
 def test_machines_without_rules_have_no_options_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text("workers: {hosts: {gpu-1: {ansible_host: 10.0.0.1}}}\n")
-    assert runner._inventories(runner.Play("x.yml", Inventory(path), []), tmp_path) == [str(path)]
+    assert runner.inventories(Inventory(path), tmp_path) == [str(path)]
 
 
 @pytest.mark.parametrize(

@@ -291,19 +291,30 @@ def test_invalid_reported_values_are_unknown() -> None:
 
 BMC = BmcIdentity(UUID, "ABC123", ("3c:ec:ef:00:00:01",))
 MAC = "3C-EC-EF-00-00-01"
+OTHER_MAC = "3c:ec:ef:00:00:02"
 
 
 @pytest.mark.parametrize(
     ("subject", "bmc", "same"),
     [
         (machine(), BMC, True),
+        # Clones, and boards of one vendor, may share a UUID.
+        (machine(serial="XYZ", macs=(OTHER_MAC,)), BMC, False),
+        (machine(serial="XYZ"), BMC, False),
+        (machine(macs=(OTHER_MAC,)), BMC, None),
+        (machine(serial="abc123", macs=(OTHER_MAC,)), BMC, None),
+        (machine(serial="To Be Filled By O.E.M.", macs=(OTHER_MAC,)), BMC, None),
+        (machine(serial="XYZ", macs=(OTHER_MAC, MAC)), BMC, True),
+        (machine(serial="abc123"), BMC, True),
+        # Virtual machines, also those of the lab: their addresses are locally administered.
+        (machine(macs=("52:54:00:00:00:01",)), BmcIdentity(UUID, "", ("52:54:00:00:00:01",)), True),
         (machine(system_uuid=SWAPPED), BMC, True),
         (machine(system_uuid="3153594f-c0b2-5280-1048-420044454c4c"), BMC, True),
         (machine(system_uuid=OTHER), BMC, False),
         (machine(system_uuid=OTHER, macs=(MAC,)), BMC, False),
         (machine(system_uuid="", macs=(MAC,)), BMC, True),
         (machine(system_uuid="", serial="XYZ", macs=(MAC,)), BMC, True),
-        (machine(system_uuid="", serial="abc123", macs=("3c:ec:ef:00:00:02",)), BMC, None),
+        (machine(system_uuid="", serial="abc123", macs=(OTHER_MAC,)), BMC, None),
         (machine(system_uuid="fe" * 16), replace(BMC, system_uuid="fe" * 16), None),
         (machine(system_uuid="", serial="123456789"), replace(BMC, serial="123456789"), None),
         (machine(system_uuid=OTHER, serial="abc123"), BMC, False),
@@ -311,14 +322,14 @@ MAC = "3C-EC-EF-00-00-01"
         (machine(system_uuid=PLACEHOLDERS[3], serial="abc123 "), BMC, True),
         (machine(system_uuid="", serial="XYZ"), BMC, False),
         (machine(system_uuid="", serial="To Be Filled By O.E.M."), BMC, None),
-        (machine(system_uuid="", macs=("3c:ec:ef:00:00:02",)), BMC, False),
+        (machine(system_uuid="", macs=(OTHER_MAC,)), BMC, False),
         (machine(system_uuid="", macs=("52:54:00:00:00:01",)), replace(BMC, macs=("52:54:00:00:00:02",)), None),
         (UNRESPONSIVE, BMC, None),
         (machine(), BmcIdentity(), None),
     ],
 )
 def test_bmc_is_compared_with_its_machine(subject: MachineIdentity, bmc: BmcIdentity, same: bool | None) -> None:
-    """By UUID in any byte order, MAC address and serial number; the message always names both."""
+    """The table of ``match_bmc``; the message always names both."""
     found = match_bmc(subject, bmc)
     assert found.same is same, found
     assert f"machine {subject.name}" in found.why

@@ -14,7 +14,7 @@ from gpunodes.inventory import Inventory, edit, loader
 from gpunodes.inventory.names import check_address, check_pattern
 from gpunodes.model import Kubeconfig, Role
 from gpunodes.operations import checked
-from gpunodes.planner import versions
+from gpunodes.planner import gpu, versions
 from gpunodes.views import document
 
 from tests.bench import selection
@@ -44,6 +44,40 @@ def path(tmp_path: Path) -> Path:
     file = tmp_path / "hosts.yml"
     file.write_text(PLAIN)
     return file
+
+
+@pytest.fixture
+def templated(tmp_path: Path) -> Path:
+    """Two inventories that differ only in the site; addresses are made of it."""
+    address = 'ansible_host: "{{ inventory_hostname }}.{{ site }}.example.com"'
+    for site in ("prod", "lab"):
+        (tmp_path / f"{site}.yml").write_text(
+            f"all: {{vars: {{site: {site}, {address}}}}}\ncontrol_plane: {{hosts: {{control-1: }}}}\n"
+            "workers: {hosts: {worker-1: }}\n"
+        )
+    return tmp_path
+
+
+def test_a_template_of_an_address_is_rendered_everywhere(templated: Path) -> None:
+    """History, records and identities of machines go by it: clusters of one template would share them."""
+    prod, lab = (Inventory(templated / f"{site}.yml") for site in ("prod", "lab"))
+    assert [each.address for each in prod.machines()] == ["control-1.prod.example.com", "worker-1.prod.example.com"]
+    assert (prod.cluster, lab.cluster) == ("control-1.prod.example.com", "control-1.lab.example.com")
+    assert [each.name for each in prod.select(["worker-1.prod.example.com"])] == ["worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("site", "sentence"),
+    [("{{ nowhere }}", "ansible_host of control-1 cannot be rendered"), ("-o", "control-1"), ("a b", "control-1")],
+)
+def test_a_template_of_an_address_without_a_usable_value_is_wrong_input(
+    templated: Path, site: str, sentence: str
+) -> None:
+    path = templated / "prod.yml"
+    path.write_text(path.read_text().replace("{{ inventory_hostname }}.{{ site }}.example.com", "{{ site }}"))
+    path.write_text(path.read_text().replace("site: prod", f'site: "{site}"'))
+    with pytest.raises(WrongInput, match=sentence):
+        Inventory(path).machines()
 
 
 @pytest.mark.parametrize(
@@ -149,6 +183,16 @@ def test_the_first_control_plane_creates_the_cluster(tmp_path: Path) -> None:
     file.write_text("workers:\n  hosts:\n    b:\n")
     with pytest.raises(WrongInput, match="no machine in the group control_plane"):
         Inventory(file).control_planes()
+
+
+def test_an_inventory_behind_a_link_is_changed_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    link, file = tmp_path / "hosts.yml", tmp_path / "dotfiles/hosts.yml"
+    edit.add(file, Role.CONTROL_PLANE, ["10.0.0.1"], {})
+    link.symlink_to(file)
+    edit.add(link, Role.WORKER, ["10.0.0.2"], {})
+    assert link.is_symlink()
+    assert [each.address for each in Inventory(file).machines()] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_addresses_are_added_to_an_inventory(tmp_path: Path) -> None:
@@ -371,6 +415,48 @@ def test_valid_settings() -> None:
     }
     assert list(settings.problems(valid)) == []
     assert list(settings.problems({**settings.defaults(), "gpunodes_runtime": "{{ later }}", "other": 1.5})) == []
+
+
+def test_booleans_and_numbers_of_an_ini_inventory_have_their_type(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.ini"
+    hosts.write_text(
+        "[control_plane]\ncontrol-1\n[workers]\ngpu-1 gpunodes_gpu_taint=false gpunodes_unsupported_os=No\n"
+        "[workers:vars]\ngpunodes_burn_in=yes\ngpunodes_gpu_timeout='900'\ngpunodes_burn_in_nccl_bandwidth='1.5'\n"
+    )
+    found = settings.resolve(checked.inventory(hosts).variables("gpu-1"))
+    names = ("gpu_taint", "unsupported_os", "burn_in", "gpu_timeout", "burn_in_nccl_bandwidth")
+    assert [found[f"gpunodes_{name}"] for name in names] == [False, False, True, 900, 1.5]
+    assert gpu.taints(found, gpus=True) == []
+    assert not gpu.requested_of(found, "1.36").unsupported_os
+
+
+@pytest.mark.parametrize("setting", ["gpunodes_unsupported_os=perhaps", "gpunodes_gpu_timeout=long"])
+def test_a_text_that_is_neither_boolean_nor_number_is_wrong_input(tmp_path: Path, setting: str) -> None:
+    hosts = tmp_path / "hosts.ini"
+    hosts.write_text(f"[control_plane]\ncontrol-1\n[workers]\ngpu-1 {setting}\n")
+    done = run(tmp_path, "preflight", "-i", str(hosts))
+    key, _, value = setting.partition("=")
+    assert done.returncode == ExitCode.WRONG_INPUT
+    assert f"{key} of gpu-1 is '{value}'; wanted: type" in done.stderr
+
+
+def test_settings_are_converted_by_their_declared_type() -> None:
+    """The texts of booleans are Ansible's."""
+    from ansible.module_utils.parsing import convert_bool
+
+    declared = {
+        name: option["type"]
+        for name, option in settings._options().items()
+        if option["type"] in {"bool", "int", "float"} and name in settings.defaults()
+    }
+    assert set(settings._not_text()) - {"gpunodes_bmc_verify"} == declared.keys()
+    for name, kind in declared.items():
+        text, value = {"bool": ("off", False), "int": ("7", 7), "float": ("7.5", 7.5)}[kind]
+        assert settings.resolve({name: text})[name] == value, name
+        assert settings.resolve({name: "neither"})[name] == "neither"
+    texts = {each for each in convert_bool.BOOLEANS if isinstance(each, str)}
+    assert {each: settings._boolean(each) for each in texts} == {each: convert_bool.boolean(each) for each in texts}
+    assert texts | {"1.0", "0.0"} == {*settings._TRUE, *settings._FALSE}
 
 
 def test_a_dry_run_leaves_the_inventory_as_it_was(tmp_path: Path) -> None:

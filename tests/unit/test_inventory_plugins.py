@@ -136,7 +136,7 @@ def test_playbooks_use_the_address_that_was_checked(tmp_path: Path) -> None:
     changed = {**GROUPS, "workers": {"gpu-1": {"ansible_host": "-oProxyCommand=id", "team": "x"}}}
     config = yaml.safe_load(inventory.path.read_text())
     inventory.path.write_text(yaml.safe_dump({**config, "groups": changed}))
-    found = listed(runner._inventories(runner.Play("x.yml", inventory, ["gpu-1"]), tmp_path), inventory.path)
+    found = listed(runner.inventories(inventory, tmp_path), inventory.path)
     assert found["gpu-1"]["ansible_host"] == "10.0.0.11"
     assert "team" not in found["gpu-1"]
 
@@ -147,7 +147,7 @@ def test_a_rendered_value_is_no_template_for_ansible(tmp_path: Path) -> None:
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "workers.yml").write_text("ansible_ssh_extra_args: '{{ tags.options }}'\n")
     inventory = checked.inventory(dynamic(tmp_path, groups))
-    runner._inventories(runner.Play("x.yml", inventory, ["gpu-1"]), tmp_path)
+    runner.inventories(inventory, tmp_path)
     loaded = DataLoader().load_from_file(str(tmp_path / "ssh/host_vars/gpu-1.json"), trusted_as_template=True)
     assert "lookup" in loaded["ansible_ssh_extra_args"]
     assert not is_trusted_as_template(loaded["ansible_ssh_extra_args"])

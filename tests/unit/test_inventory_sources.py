@@ -253,7 +253,7 @@ def played(inventory: Inventory, folder: Path) -> dict[str, object]:
     config = inventory.path if inventory.path.is_file() else inventory.path / "cloud.yml"
     hostile = "inventory.add_host('gpu-1')\n" + setting("gpu-1", REFUSED)
     config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "code": hostile}))
-    return listed(runner._inventories(runner.Play("x.yml", inventory, ["gpu-1"]), folder), inventory.path)["gpu-1"]
+    return listed(runner.inventories(inventory, folder), inventory.path)["gpu-1"]
 
 
 def test_a_playbook_gets_the_inventory_that_was_checked(tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ def test_every_file_of_machine_tests_is_in_exactly_one_part() -> None:
     assert sorted(listed) == sorted(path.name for path in parts.HERE.glob("test_*.py"))
 
 
-def test_every_scenario_is_in_exactly_one_part_except_the_one_that_always_runs() -> None:
+def test_every_scenario_is_in_exactly_one_part() -> None:
     listed = [scenario for part in parts.PARTS.values() for scenario in part.scenarios]
     found = {path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml")}
-    assert sorted(listed) == sorted(found - {"default"})
+    assert sorted(listed) == sorted(found)
 
 
 def test_a_part_has_either_files_or_scenarios() -> None:

@@ -13,6 +13,8 @@ from gpunodes.engine import history, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.scans import MachineScan
+from gpunodes.errors import GpunodesError
+from gpunodes.model import Role
 from gpunodes.operations.repair import commands
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
@@ -20,7 +22,7 @@ from gpunodes.repair.request import RepairRequest
 from gpunodes.repair.result import MachineRepair, RepairResult
 
 from tests import repair_fleet
-from tests.repair_fleet import Fleet, clean, fleet, hurry, outcomes, run
+from tests.repair_fleet import Fleet, clean, fleet, hurry, outcomes, resume, run
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +135,41 @@ def test_cpu_nodes_do_not_dilute_unhealthy_gpu_nodes(labelled: bool, without_clu
     assert (found.decision, found.why[:6]) == (Decision.REFUSE, "3 of 4"), found.why
 
 
+@pytest.mark.parametrize("every", [True, False])
+@pytest.mark.parametrize(("hosts", "without_cluster"), [(True, False), (False, False), (True, True)])
+def test_machines_that_are_no_nodes_do_not_dilute_unhealthy_nodes(
+    hosts: bool, every: bool, without_cluster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen GPU hosts, or machines that have not joined yet, beside four nodes; the timer selects all of them."""
+    place = fleet(20, ["w0", "w1", "w2"])
+    bare = list(place.machines)[4:]
+    if not without_cluster:
+        for name in bare:
+            del place.api.nodes[name]
+    if hosts:
+        entries = [
+            dataclasses.replace(each, role=Role.GPU_HOST) if each.name in bare else each
+            for each in place.all_machines()
+        ]
+        monkeypatch.setattr(place, "all_machines", lambda: entries)
+    names = list(place.machines) if every else ["w0", "w1", "w2"]
+    found = run_on(place, *names, without_cluster=without_cluster)
+    assert (found.decision, found.why[:6]) == (Decision.REFUSE, "3 of 4"), found.why
+    assert not any(machine.done for machine in place.machines.values())
+
+
+def test_gpu_hosts_are_repaired_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are a pool of their own: unhealthy nodes do not stop that."""
+    place = fleet(8, ["w0", "w1", "w2", "w7"])
+    entries = [
+        dataclasses.replace(each, role=Role.GPU_HOST) if each.name > "w3" else each for each in place.all_machines()
+    ]
+    monkeypatch.setattr(place, "all_machines", lambda: entries)
+    results = {each.machine: each for each in run(place, without_cluster=True).machines}
+    assert results["w7"].outcome is RepairOutcome.REPAIRED
+    assert {results[name].decision for name in ("w0", "w1", "w2")} == {Decision.REFUSE}
+
+
 def test_only_the_pool_of_a_repaired_machine_is_scanned_too() -> None:
     """A repair of one machine scans its own pool and no other."""
     place = fleet(20, ["w0"])
@@ -180,6 +217,32 @@ def test_the_loop_guard_counts_repairs_of_controllers_whose_clocks_are_behind(mo
     assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
     assert place.machines["w1"].done == ["reboot", "reboot"]
     assert all(entry.seconds < 60 for entry in history.read("w1"))
+
+
+@pytest.mark.parametrize("by", [resume, run])
+def test_a_repair_that_another_controller_resumes_counts_once(
+    by: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start is in the record and in the annotation of the node, and then also in the history of the second one."""
+    place = fleet(5, ["w1"])
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise GpunodesError("the lock is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpunodes.operations.drain.drain", dies)
+        assert outcomes(run(place))["w1"] is RepairOutcome.NOT_REPAIRED
+    time.sleep(1.1)
+    (tmp_path / "second").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
+    assert outcomes(by(place))["w1"] is RepairOutcome.REPAIRED
+    time.sleep(1.1)  # a node remembers its repairs by the second
+    place.machines["w1"].sick = True
+    assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED, "one repair of two"
+    place.machines["w1"].sick = True
+    assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
+    begun, *_ = history.read("w1")
+    assert (begun.kind, begun.what, begun.detail[:7]) == (history.EntryKind.VERDICT, "reboot", "reboot:")
 
 
 def test_without_a_cluster_only_the_machine_is_changed() -> None:

@@ -176,11 +176,11 @@ def test_a_control_plane_that_misses_one_query_ends_no_other_repair(monkeypatch:
     left_behind(place, "w2", "w2")
     node, asked = Cluster.node, list[str]()
 
-    def away_once(cluster: Cluster, name: str) -> Any:
+    def away_once(cluster: Cluster, name: str, **more: bool) -> Any:
         asked.append(name)
         if len(asked) == 1:
             raise NoResponse("no answer", "an API that answers")
-        return node(cluster, name)
+        return node(cluster, name, **more)
 
     monkeypatch.setattr(Cluster, "node", away_once)
     found = {each.machine: each for each in resumed(place)}

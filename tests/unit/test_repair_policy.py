@@ -126,6 +126,28 @@ def test_gpu_workers_are_a_separate_pool() -> None:
     assert policy.pool_of("a100", gpus=True) == "a100"
 
 
+@pytest.mark.parametrize("busy", ["", "join of ann@desk"])
+def test_machines_without_a_node_are_no_part_of_a_pool(busy: str) -> None:
+    """Sixteen GPU hosts, or machines that have not joined yet, neither dilute nor fill the pool of four nodes."""
+    bare = [
+        candidate(f"h{index}", Action.NONE, node=None, unmatched="no node matches it", busy=busy) for index in range(16)
+    ]
+    sick, nodes = [candidate(f"w{index}") for index in range(3)], workers(4)
+    for decisions in (decide([*sick, *bare], nodes), policy.decide(sick, nodes, RepairLimits(), NOW, bare)):
+        assert {each.decision for each in decisions if each.machine in {"w0", "w1", "w2"}} == {Decision.REFUSE}
+        assert "3 of 4 machines of pool GPU workers" in next(each.why for each in decisions if each.machine == "w0")
+    quarter = RepairLimits(max_unavailable=policy.budget("25%"), unhealthy_percent=100)
+    counted = list(decided(policy.decide(sick, nodes, quarter, NOW, bare)).values())
+    assert (counted.count(Decision.REPAIR), counted.count(Decision.WAIT)) == (1, 2)
+
+
+def test_unhealthy_machines_without_a_node_do_not_stop_repairs() -> None:
+    bare = [candidate(f"h{index}", node=None, unmatched="no node matches it") for index in range(16)]
+    decisions = decided(decide([candidate("w0"), *bare], workers(4)))
+    assert decisions.pop("w0") is Decision.REPAIR
+    assert set(decisions.values()) == {Decision.REFUSE}
+
+
 def test_a_repair_dated_by_a_fast_clock_counts() -> None:
     """A repair that another controller's clock dates to tomorrow has already happened."""
     ahead = candidate("w0", repairs=(NOW + HOUR, NOW + 40 * HOUR))
@@ -265,12 +287,6 @@ def test_a_machine_marked_as_needing_repair_is_not_rebooted_again(where: str) ->
 
 def test_a_machine_locked_by_another_command_is_refused() -> None:
     assert decided(decide([candidate("w0", busy="ann@desk")], workers(9))) == {"w0": Decision.REFUSE}
-
-
-def test_without_a_cluster_the_candidates_are_the_pool() -> None:
-    healthy = [RepairCandidate(f"w{index}", verdict(f"w{index}", Action.NONE)) for index in range(9)]
-    unhealthy = RepairCandidate("w9", verdict("w9"))
-    assert decided(policy.decide([*healthy, unhealthy], [], RepairLimits(), NOW))["w9"] is Decision.REPAIR
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "101%", "ten", "", "1.5", "%"])

@@ -9,19 +9,24 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gpunodes.engine import records
+from gpunodes.engine.cluster import marks
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
+from gpunodes.health.model import Action
 from gpunodes.model import Machine
 from gpunodes.operations import maintenance, power
-from gpunodes.operations.repair import commands
+from gpunodes.operations.repair import commands, escalating
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair.escalation import EscalationStep
+from gpunodes.repair.flow import StepOutcome
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 from gpunodes.repair.request import RepairRequest
@@ -55,7 +60,7 @@ def entry(place: Fleet, name: str) -> Machine:
     return next(each for each in place.all_machines() if each.name == name)
 
 
-def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str, **request: Any) -> None:
     """Run a repair that dies in a method of the machine control, and let its Lease expire."""
 
     def dies(*_: Any, **__: Any) -> None:
@@ -64,7 +69,7 @@ def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(repair_fleet.StandInControl, method, dies)
         patch.setattr(Repairs, "interrupt", lambda _: None)
-        run(place)
+        run(place, **request)
     time.sleep(1.2)
 
 
@@ -80,7 +85,7 @@ def test_a_node_cordoned_by_a_user_during_collection_is_not_repaired(monkeypatch
     monkeypatch.setattr(repair_fleet.StandInControl, "collect", slow)
     found = run(place)["w1"]
     assert found.outcome is RepairOutcome.NOT_REPAIRED
-    assert "a user or another program cordoned its node in the meantime" in found.why
+    assert "in the meantime: a user or another program cordoned it" in found.why
     assert place.machines["w1"].done == []
     assert "job" in place.api.pods
     assert place.api.leases == {}
@@ -96,6 +101,121 @@ def test_a_node_cordoned_by_a_user_after_a_kill_is_not_repaired(monkeypatch: pyt
     assert found.decision is Decision.REFUSE
     assert "a user or another program cordoned it" in found.why
     assert place.machines["w1"].done == []
+
+
+def test_maintenance_written_by_hand_during_collection_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no lock, as `gpunodes maintenance on` does."""
+    place = fleet(5, ["w1"])
+    place.api.add_pod("job", "w1")
+    collect = repair_fleet.StandInControl.collect
+
+    def slow(machine_control: Any, folder: Path, facts: Mapping[str, Any] | None, *, bug_report: bool) -> list[str]:
+        place.api.nodes["w1"]["metadata"]["annotations"]["gpunodes.dev/maintenance"] = "ann swaps the disk"
+        return collect(machine_control, folder, facts, bug_report=bug_report)
+
+    monkeypatch.setattr(repair_fleet.StandInControl, "collect", slow)
+    found = run(place, limits=RepairLimits(by_hand=True), named=frozenset({"w1"}))["w1"]
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
+    assert "in the meantime: it is in maintenance: ann swaps the disk" in found.why
+    assert place.machines["w1"].done == []
+    assert "job" in place.api.pods
+    assert not place.api.nodes["w1"]["spec"].get("unschedulable")
+    assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_node_uncordoned_by_a_user_during_the_drain_is_not_rebooted(again: bool) -> None:
+    """`kubectl uncordon` takes no lock; ``again``: the user cordoned it then, to work there."""
+    place, armed = fleet(5, ["w1"]), [True]
+    place.api.add_pod("job", "w1")
+
+    def before(_: str, path: str) -> None:
+        if armed and path.endswith("/eviction"):
+            armed.clear()
+            place.uncordon("w1")
+            if again:
+                place.cordon("w1")
+
+    place.api.before = before
+    found = run(place)["w1"]
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
+    assert "its node was uncordoned in the meantime" in found.why
+    assert place.machines["w1"].done == []
+    assert bool(place.api.nodes["w1"]["spec"].get("unschedulable")) == again
+    assert "gpunodes.dev/cordoned-by" not in place.api.nodes["w1"]["metadata"]["annotations"]
+    assert place.api.leases == {}
+
+
+@pytest.mark.parametrize(
+    ("manager", "again"), [("kubectl-cordon", True), ("gpunodes", False), ("ancient-changes", False)]
+)
+def test_a_cordon_whose_manager_the_api_no_longer_knows_stays_that_of_the_repair(manager: str, again: bool) -> None:
+    """The API keeps ten managers of updates, and merges older ones."""
+    fields: dict[str, Any] = {"f:spec": {"f:unschedulable": {}}}
+    metadata = {
+        "annotations": {"gpunodes.dev/cordoned-by": "r-1"},
+        "managedFields": [{"manager": "kubelet"}, {"manager": manager, "fieldsV1": fields}],
+    }
+    node = {"metadata": metadata, "spec": {"unschedulable": True}}
+    assert marks.cordoned_again(node) == again
+    assert marks.cordoned_by(node) == ("" if again else "r-1")
+    assert ("unschedulable" in marks.uncordon(node, "r-1", 0.0)["spec"]) != again
+
+
+@pytest.mark.parametrize("error", [NoResponse("it does not respond"), Refused(500, "etcdserver: request timed out")])
+@pytest.mark.parametrize("stops_api", [True, False])
+def test_the_repair_of_a_control_plane_goes_on_without_its_api(error: GpunodesError, stops_api: bool) -> None:
+    def node(_: str, *, wait: bool) -> None:
+        assert wait is not stops_api
+        raise error
+
+    tools: Any = SimpleNamespace(
+        cluster=SimpleNamespace(node=node), lock=SimpleNamespace(stops_api=stops_api), now=lambda: 0.0
+    )
+    record = RepairRecord("r-1", "w1", "test", 0.0, "", "reboot", node="w1", stage=Stage.ESCALATE)
+    with contextlib.nullcontext() if stops_api else pytest.raises(type(error)):
+        assert escalating._interrupted(tools, record) == ""
+
+
+@pytest.mark.parametrize("armed", [(), (("force", 5.0),)])
+def test_a_step_that_the_machine_performs_by_itself_is_not_left_behind(
+    monkeypatch: pytest.MonkeyPatch, armed: tuple[tuple[str, float], ...]
+) -> None:
+    """Its node was uncordoned: nothing more is ordered, but what was armed happens, and is verified."""
+    ended: list[str] = []
+    monkeypatch.setattr(escalating, "_interrupted", lambda *_: "its node was uncordoned")
+    monkeypatch.setattr(escalating, "_order", lambda _, record, __: (StepOutcome.FAILED, "", record))
+
+    def end(_: object, record: RepairRecord, step: EscalationStep, *__: object) -> RepairRecord:
+        ended.append(step.name)
+        return record
+
+    monkeypatch.setattr(escalating, "_ended", end)
+    control = SimpleNamespace(boot=lambda: None)
+    tools: Any = SimpleNamespace(control=control, lock=SimpleNamespace(confirm=lambda _: None))
+    monkeypatch.setattr(escalating, "_rebooted", lambda *_: False)
+    record = RepairRecord("r-1", "w1", "test", 0.0, "", "reboot", stage=Stage.ESCALATE, step="force", armed=armed)
+    after = escalating.escalate(tools, record)
+    assert (ended, after.stage) == ((["force"], Stage.ESCALATE) if armed else ([], Stage.UNDO))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_node_cordoned_by_a_user_after_an_uncordon_is_not_rebooted(
+    monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """The annotation of the killed repair is still there; that a user named the machine was before that, too."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "boot", limits=RepairLimits(by_hand=named), named=frozenset({"w1"} if named else ()))
+    place.uncordon("w1")
+    place.cordon("w1")
+    message = list[str]()
+    found = run(place, message)["w1"]
+    assert "its node was uncordoned in the meantime" in "".join(message)
+    assert found.decision is Decision.REFUSE
+    assert "a user or another program cordoned it" in found.why
+    assert place.machines["w1"].done == []
+    assert place.api.nodes["w1"]["spec"]["unschedulable"]
+    assert "gpunodes.dev/cordoned-by" not in place.api.nodes["w1"]["metadata"]["annotations"]
 
 
 def test_maintenance_that_begins_before_the_lock_counts() -> None:
@@ -227,6 +347,63 @@ def test_a_repair_that_ended_with_an_error_releases_its_lock(monkeypatch: pytest
     anns.release_all()
     anns.close()
     thread.join()
+
+
+def test_a_decision_that_expired_before_the_lock_was_taken_is_made_again() -> None:
+    """The controller was suspended in between, and another command used the budget."""
+    place, armed = fleet(5, ["w1"]), [True]
+
+    def before(method: str, path: str) -> None:
+        if armed and method == "POST" and path == LEASES and "gpunodes-decision" in place.api.leases:
+            armed.clear()
+            del place.api.leases["gpunodes-decision"]
+            place.cordon("w2", "anns-repair")
+            place.api.leases["gpunodes-machine-w2"] = {
+                "metadata": {"name": "gpunodes-machine-w2", "annotations": {}, "resourceVersion": "1"},
+                "spec": {"holderIdentity": ANN, "renewTime": "2099-01-01T00:00:00.000000Z", "leaseDurationSeconds": 60},
+            }
+
+    place.api.before = before
+    found = run(place)["w1"]
+    assert (found.decision, found.why[:2]) == (Decision.WAIT, "w2")
+    assert place.machines["w1"].done == []
+    assert list(place.api.leases) == ["gpunodes-machine-w2"]
+    assert records.read("test") == {}
+
+
+def ann_takes(place: Fleet) -> None:
+    """Another command takes the lock on w1."""
+    lease = place.api.leases["gpunodes-machine-w1"]
+    place.api.version += 1
+    lease["spec"]["holderIdentity"], lease["metadata"]["resourceVersion"] = ANN, str(place.api.version)
+
+
+@pytest.mark.parametrize("step", ["bmc", "cold"])
+def test_a_lock_that_is_lost_while_the_bmc_responds_stops_the_order(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The BMC is compared with the machine after the lock was confirmed: it may need longer than a lock lasts."""
+    place = fleet(5, ["w1"])
+
+    monkeypatch.setattr(repair_fleet.StandInControl, "compared", lambda _: ann_takes(place))
+    found = run(place, limits=RepairLimits(by_hand=True), first=step)["w1"]
+    assert found.outcome is RepairOutcome.NOT_REPAIRED
+    assert "was taken by `gpunodes repair` of ann@desk" in found.why
+    assert place.machines["w1"].done == []
+    assert records.read("test")["w1"].stage is Stage.ESCALATE, "to resume, with the same step"
+
+
+def test_a_gpu_reset_is_not_begun_if_the_lock_is_lost_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node is tainted first, and the API may respond late."""
+    place = fleet(5, ["w1"], action=Action.RESET_GPU, hung=False)
+    taint = Cluster.taint_temporarily
+
+    def slow(self: Cluster, name: str, repair: str) -> None:
+        taint(self, name, repair)
+        ann_takes(place)
+
+    monkeypatch.setattr(Cluster, "taint_temporarily", slow)
+    found = run(place, limits=RepairLimits(actions=frozenset({Action.RESET_GPU})))["w1"]
+    assert "was taken by `gpunodes repair` of ann@desk" in found.why
+    assert place.machines["w1"].done == []
 
 
 def test_the_control_plane_is_not_repaired_together_with_others(monkeypatch: pytest.MonkeyPatch) -> None:

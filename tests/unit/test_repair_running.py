@@ -12,9 +12,11 @@ from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.machine_control import Boot
 from gpunodes.errors import WrongInput
+from gpunodes.operations.repair import commands
 from gpunodes.repair import record as recording
 from gpunodes.repair.policy import Budget, Decision, RepairCandidate, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord
+from gpunodes.repair.request import RepairRequest
 
 from tests import repair_fleet
 from tests.repair_fleet import Fleet, bury, clean, fleet, hurry, run
@@ -156,6 +158,52 @@ def test_an_unfinished_repair_that_cannot_be_resumed_stops_no_other(monkeypatch:
     results = {each.machine: each for each in run(place, limits=RepairLimits(max_unavailable=Budget(2))).machines}
     assert results["w1"].why == "unexpected ValueError: its variables are odd"
     assert results["w5"].outcome is RepairOutcome.REPAIRED
+
+
+@pytest.mark.parametrize("full", ["w1", "w5"])
+def test_a_full_disk_for_a_machine_that_waits_ends_no_other_repair(full: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why it still waits is noted at the end, when all results are known."""
+    place = fleet(20, ["w1", "w5"])
+    for name, node in place.api.nodes.items():
+        node["metadata"]["labels"]["gpunodes.dev/pool"] = "a" if name < "w2" else "b"
+    place.cordon("w9")
+    append = history.append
+
+    def on_full_disk(entry: history.HistoryEntry) -> None:
+        if entry.machine == full and entry.detail.startswith("wait: "):
+            raise FULL
+        append(entry)
+
+    monkeypatch.setattr(history, "append", on_full_disk)
+    results = {each.machine: each for each in run(place).machines}
+    assert results["w1"].outcome is RepairOutcome.REPAIRED
+    wanted = (Decision.REFUSE, "/var/lib/x: No space") if full == "w5" else (Decision.WAIT, "w9 of pool b unavailable")
+    assert (results["w5"].decision, results["w5"].why[: len(wanted[1])]) == wanted
+
+
+@pytest.mark.parametrize("where", ["history", "record"])
+def test_a_record_that_cannot_be_dropped_ends_no_other_repair(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine was booted again; the record is dropped by the next command."""
+    place, lines = fleet(20, ["w5"]), list[str]()
+    fields: dict[str, Any] = {"reason": "", "action": "reboot", "node": "w1", "boot_id": "w1-boot-0"}
+    records.write(RepairRecord("id-1", "w1", "test", 1.0, stage=recording.Stage.COLLECT, **fields))
+    request = RepairRequest("health", RepairLimits())
+
+    def full(*_: Any, **__: Any) -> None:
+        raise FULL
+
+    with monkeypatch.context() as patch:
+        if where == "history":
+            full_at(history.EntryKind.END)(place, patch)
+        else:
+            patch.setattr(records, "remove", lambda record: full() if record.machine == "w1" else None)
+        result = commands.run(place, place.all_machines(), request, lambda name, text: lines.append(f"{name}: {text}"))
+    assert {each.machine: each.outcome for each in result.machines}["w5"] is RepairOutcome.REPAIRED
+    assert "w1: its record stays: /var/lib/x: No space left on device" in lines
+    assert "w1" in records.read("test")
+    run(place)
+    assert place.machines["w1"].done == []
+    clean(place)
 
 
 def test_an_unresponsive_control_plane_stops_only_repairs_that_have_not_started(

@@ -387,7 +387,7 @@ def test_text_from_a_machine_reaches_the_cluster_as_one_printable_line() -> None
     text = "".join(ATTACKS)
     api = Api()
     kubernetes = Cluster(api)
-    kubernetes.cordon("gpu-1", "r1", text)
+    kubernetes.cordon("gpu-1", "r1", text, 0.0)
     kubernetes.give_up("gpu-1", "r1", text)
     kubernetes.event("gpu-1", "Repair", text, warning=True)
     assert [sent["message"] for sent in api.sent if "message" in sent] == [printable(text)[:1000]]

@@ -121,6 +121,49 @@ def test_a_kill_at_every_stage_before_giving_up(monkeypatch: pytest.MonkeyPatch,
     assert place.machines["w1"].done == ["reboot", "cold"]
 
 
+@pytest.mark.parametrize("lost_laptop", [False, True])
+@pytest.mark.parametrize("go_on", [resume, run])
+@pytest.mark.parametrize("at", range(3, len(GIVING_UP) + 1))
+def test_a_node_that_a_user_uncordoned_is_left_to_its_pods(
+    monkeypatch: pytest.MonkeyPatch, at: int, go_on: Callable[[Fleet], Any], lost_laptop: bool
+) -> None:
+    """`kubectl uncordon` leaves the annotation of the repair; pods have come back."""
+    place = fleet(5, ["w1"], cures=frozenset())
+    killed(place, monkeypatch, at, late=False)
+    done = list(place.machines["w1"].done)
+    place.machines["w1"].sick = False
+    place.uncordon("w1")
+    place.api.add_pod("job", "w1")
+    if lost_laptop:
+        for record in records.read("test").values():
+            records.remove(record)
+        history.path().unlink(missing_ok=True)
+    go_on(place)
+    node = place.api.nodes["w1"]
+    assert place.machines["w1"].done == done
+    assert "job" in place.api.pods
+    assert not node["spec"].get("unschedulable")
+    assert "gpunodes.dev/cordoned-by" not in node["metadata"]["annotations"]
+    assert place.api.leases == {}
+    assert records.read("test") == {}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("sick", [False, True])
+def test_a_cordon_that_a_user_lifted_is_no_forgotten_repair(sick: bool, again: bool) -> None:
+    """Neither a record nor a lock is left; ``again``: the user cordoned the node later, to work there."""
+    place = fleet(5, ["w1"] if sick else [])
+    place.cordon("w1", "some-repair")
+    place.uncordon("w1")
+    if again:
+        place.cordon("w1")
+    assert outcomes(resume(place)) == {}
+    node = place.api.nodes["w1"]
+    assert bool(node["spec"].get("unschedulable")) == again
+    assert not node["spec"].get("taints")
+    assert place.machines["w1"].done == []
+
+
 def test_a_node_that_was_uncordoned_before_the_kill_is_reported_as_uncordoned() -> None:
     place, message = fleet(5), list[str]()
     record = RepairRecord("r1", "w1", "test", time.time(), "sick", "reboot", node="w1", step="reboot")

@@ -76,6 +76,16 @@ def test_no_role_reads_settings_or_other_roles(role: Path) -> None:
     assert "wiring_" not in text
 
 
+def test_the_wiring_converts_every_boolean_setting() -> None:
+    """An inventory in INI has the text "false", which is true for Jinja and Python."""
+    known = options(ROOT / "roles/settings").items()
+    booleans = [name for name, option in known if option["type"] == "bool" and name.startswith("gpunodes_")]
+    use = re.compile(rf"(?<!['\w])({'|'.join(booleans)})\b(?!['\w:])(?P<filter> \| bool)?")
+    for file in (*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")):
+        text = re.sub(r"^ *#.*$", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert [each[0] for each in use.finditer(text) if not each["filter"]] == [], file
+
+
 def test_every_wired_variable_is_an_option_of_a_role() -> None:
     known = {name for role in ROLES for name in options(role)}
     wired = load(ROOT / "playbooks/group_vars/all.yml")

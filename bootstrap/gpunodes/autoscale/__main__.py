@@ -20,6 +20,7 @@ from gpunodes.engine.cluster import connection
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode, GpunodesError, sentence
+from gpunodes.model import printable
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its account (kubernetes.io, "Accessing the Kubernetes API from a Pod")."""
@@ -28,10 +29,19 @@ _END_S = 5.0
 log = logging.getLogger("gpunodes.autoscale")
 
 
+class _Printable(logging.Formatter):
+    """Each entry is one line without control characters: nodes and BMCs write texts that are logged."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 def main() -> int:
     """Run until SIGTERM; the exit status."""
     arguments = _arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(_Printable("%(asctime)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

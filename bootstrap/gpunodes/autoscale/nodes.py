@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes.ansible.module_utils import devices
-from gpunodes.autoscale.plan import NodeShape
+from gpunodes.autoscale.plan import NodeShape, PlannedMachine
 from gpunodes.autoscale.state import MOST_REST, SavedNode
 from gpunodes.engine.cluster import nodes
 from gpunodes.engine.cluster.marks import Patch
+from gpunodes.identity.matcher import Matcher
 from gpunodes.repair.policy import Node
 
 KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID")
@@ -99,6 +100,12 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
+
+
+def is_own(found: SeenNode, machine: PlannedMachine) -> bool:
+    """Whether a node with the name of a machine was joined for the plan, and its UUID and machine-id may be its own."""
+    match = Matcher([found.node.identity]).match(machine.identity)
+    return found.provider == PROVIDER + machine.name and not match.contradiction
 
 
 def _bounded(taints: Sequence[dict[str, str]]) -> list[dict[str, str]]:

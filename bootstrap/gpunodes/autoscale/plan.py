@@ -51,7 +51,8 @@ _SHAPE = {
         {
             "pool": _LABEL,
             "bmc": Named(str, 20, Pattern("a setting", r"gpunodes_bmc_[a-z_]+")),
-            "identity": {"uuid": str, "serial": str, "macs": Many(str, 64)},
+            # The plan of an earlier release has no "machine_id".
+            "identity": {"uuid": str, "serial": str, "macs": Many(str, 64), "machine_id": Optional(str)},
             "address": str,
             "capacity": _TEXTS,
         },
@@ -217,5 +218,11 @@ def _jump(document: Mapping[str, Any]) -> Jump:
 
 def _machine(name: str, document: Mapping[str, Any]) -> PlannedMachine:
     known = document["identity"]
-    identity = MachineIdentity(name, system_uuid=known["uuid"], serial=known["serial"], macs=tuple(known["macs"]))
+    identity = MachineIdentity(
+        name,
+        machine_id=known.get("machine_id", ""),
+        system_uuid=known["uuid"],
+        serial=known["serial"],
+        macs=tuple(known["macs"]),
+    )
     return PlannedMachine(name, document["pool"], document["bmc"], identity, document["address"], document["capacity"])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gpunodes import settings
 from gpunodes.autoscale.plan import Plan, PlannedMachine
 from gpunodes.autoscale.state import Kubelet
 from gpunodes.engine import power as powers
@@ -20,7 +19,6 @@ from gpunodes.engine.power import Order, PowerProblem, PowerState, kinds
 from gpunodes.engine.remote.openssh import Rules
 from gpunodes.engine.remote.targets import Target
 from gpunodes.errors import GpunodesError
-from gpunodes.identity.values import macs
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
@@ -96,8 +94,7 @@ class BmcMachines:
             bmc = self._bmc(name)
             if not again and bmc.state() is PowerState.ON:
                 raise AlreadyOn(f"{name} is on already", "a machine that is off", "")
-            self._leases.confirm(name)
-            powers.change(bmc, Order.ON)
+            powers.change(bmc, Order.ON, lambda: self._leases.confirm(name))
         finally:
             self._leases.release_unused(name)
 
@@ -107,10 +104,8 @@ class BmcMachines:
         try:
             bmc = self._bmc(name)
             before()
-            self._leases.confirm(name)
             if not self._is_shut_down(name, bmc):
-                self._leases.confirm(name)
-                powers.change(bmc, Order.OFF)
+                powers.change(bmc, Order.OFF, lambda: self._leases.confirm(name))
                 if not powers.off_within(bmc, self._shutdown_s, _POLL_S):
                     raise PowerProblem(
                         powers.Trouble.INCONSISTENT,
@@ -125,10 +120,9 @@ class BmcMachines:
     def _bmc(self, name: str) -> powers.Power:
         """The BMC of a machine, if it is that machine's."""
         machine = self.plan.machines[name]
-        if _is_woken(machine):
-            return self._woken(machine)
-        given = self._settings(name, machine.bmc)
-        return MachineControl(name, "", given, 0.0, machine.identity, jump=self._hops(machine)).own_power()
+        given, hops = self._settings(name, machine.bmc), self._hops(machine)
+        control = MachineControl(name, machine.address, given, 0.0, machine.identity, jump=hops, port=KUBELET)
+        return control.own_power()
 
     def _hops(self, machine: PlannedMachine) -> tuple[Target, ...]:
         """The jump hosts before a BMC; their keys must be those of the plan."""
@@ -150,21 +144,6 @@ class BmcMachines:
             )
             for hop in jump.hops
         )
-
-    def _woken(self, machine: PlannedMachine) -> powers.Power:
-        """A machine without a BMC; its MAC address must be one that it reported, where it reported any."""
-        reported = machine.identity.macs
-        access = kinds.access(machine.name, settings.resolve(machine.bmc), (machine.address, KUBELET), reported)
-        if access is None:  # its kind is wol
-            raise AssertionError(machine.name)
-        own, woken = macs(reported), macs(access.macs)
-        if own and woken and not own & woken:
-            raise PowerProblem(
-                powers.Trouble.WRONG_MACHINE,
-                f"{machine.name} has no interface {', '.join(access.macs)}: it reported {', '.join(reported)}",
-                "correct gpunodes_bmc_mac, then `gpunodes autoscale up`",
-            )
-        return kinds.connect(machine.name, access)
 
     def _settings(self, name: str, given: Mapping[str, str]) -> dict[str, str]:
         # Read each time: the kubelet replaces the file when a password was changed.
@@ -189,6 +168,7 @@ class BmcMachines:
     def _is_shut_down(self, name: str, bmc: powers.Power) -> bool:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""
         if bmc.state() is not PowerState.OFF:
+            self._leases.confirm(name)
             if _is_woken(self.plan.machines[name]):
                 self._ask_off(name)
                 return powers.off_within(bmc, self._shutdown_s, _POLL_S)

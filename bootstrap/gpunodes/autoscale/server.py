@@ -25,7 +25,6 @@ from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Overtaken, Store
 from gpunodes.engine.power import PowerState
 from gpunodes.errors import GpunodesError, sentence
-from gpunodes.identity.values import same_uuid
 
 log = logging.getLogger(__name__)
 AGAIN_S = 60.0
@@ -218,10 +217,13 @@ class PowerServer:
 
     def _is_own(self, name: str, found: SeenNode) -> bool:
         """Whether a node is that of the plan's machine with its name; another one is left alone."""
-        known = self.plan.machines[name].identity.system_uuid
-        if found.provider != nodes.PROVIDER + name or same_uuid(known, found.node.system_uuid) is False:
+        if not nodes.is_own(found, self.plan.machines[name]):
             if name not in self._foreign:
-                log.warning("%s: its node is of another machine or was not joined for this: it is left alone", name)
+                log.warning(
+                    "%s: its node is of another machine or was not joined for this: it is left alone; if the machine "
+                    "was reinstalled, run `gpunodes autoscale up`",
+                    name,
+                )
                 self._foreign.add(name)
             return False
         self._foreign.discard(name)

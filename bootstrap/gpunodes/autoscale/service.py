@@ -19,6 +19,7 @@ from gpunodes.autoscale.plan import NodeShape
 from gpunodes.autoscale.server import NotPossible, PowerServer
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.errors import GpunodesError, sentence
+from gpunodes.model import printable
 
 log = logging.getLogger(__name__)
 ADDRESS = "unix:///run/gpunodes/power/socket"
@@ -119,7 +120,7 @@ def _instance(name: str, state: MachineState) -> Any:
     status = message("InstanceStatus")(instanceState=_STATES.get(state.phase, messages.RUNNING))
     if state.phase is Phase.STARTING and state.error:
         status.errorInfo.errorCode = "NotStarted"
-        status.errorInfo.errorMessage = state.error
+        status.errorInfo.errorMessage = printable(state.error)
         status.errorInfo.instanceErrorClass = messages.OUT_OF_RESOURCES
     return message("Instance")(id=nodes.PROVIDER + name, status=status)
 
@@ -160,7 +161,7 @@ def _answer(call: Callable[[Any], Any], request: Any, context: grpc.ServicerCont
     try:
         return call(request)
     except NotPossible as error:
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, sentence(error))
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(sentence(error)))
     except GpunodesError as error:
         log.warning("%s", sentence(error))
-        context.abort(grpc.StatusCode.UNAVAILABLE, sentence(error))
+        context.abort(grpc.StatusCode.UNAVAILABLE, printable(sentence(error)))

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpunodes.cli import terminal
 from gpunodes.cli.options import Whole
 from gpunodes.errors import WrongInput
+from gpunodes.model import Role
 
 if TYPE_CHECKING:
     from gpunodes.inventory import Inventory
-    from gpunodes.model import Kubeconfig
+    from gpunodes.model import Kubeconfig, Machine
     from gpunodes.operations.checked import Needs
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -68,6 +70,14 @@ def inventory(
             "name the addresses, or leave the options out",
         )
     return addressed.inventory(machines, connection.variables, kubeconfig, settings or {}), True
+
+
+def warn_alone(inventory: Inventory, machines: Sequence[Machine], *, addressed: bool) -> None:
+    """Print a warning where an inventory may lack its control planes: its workers are checked by themselves."""
+    workers = any(machine.role is Role.WORKER for machine in machines)
+    if workers and not addressed and not inventory.machines(Role.CONTROL_PLANE) and not inventory.kubeconfig:
+        found = f"{inventory.title} has no machine in the group control_plane"
+        terminal.line(f"warning: {found}: the machines are checked by themselves, without a cluster", err=True)
 
 
 def check_cluster(*, addressed: bool, kubeconfig: Kubeconfig | None, without_cluster: bool) -> None:

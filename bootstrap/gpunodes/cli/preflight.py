@@ -31,14 +31,16 @@ def command(
     """Check what would stop a join; nothing is changed.
 
     MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. With --user,
-    --key or --port, or without an inventory, they are addresses, which are checked without a cluster. Exit code 3 when
-    some machines fail a check or do not respond, 1 when all do.
+    --key or --port, or without an inventory, they are addresses. These, and the machines of an inventory without the
+    group control_plane, are checked by themselves: nodes of other clusters may be among them. Exit code 3 when some
+    machines fail a check or do not respond, 1 when all do.
     """
     inventory, addressed = connections.inventory(inventory_path, machines, connection)
     chosen = inventory.select(machines)
+    connections.warn_alone(inventory, chosen, addressed=addressed)
     view = text.progress()
     try:
-        result = preflight.run(inventory, chosen, view, kubernetes_version, requested, without_cluster=addressed)
+        result = preflight.run(inventory, chosen, view, kubernetes_version, requested)
     finally:
         view.close()
     return common.show(result, as_json=as_json)

@@ -14,6 +14,7 @@ from gpunodes.engine import control_planes, identities
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.group_lock import GroupLock
 from gpunodes.engine.machine_control import Boot, MachineControl, StepResult
+from gpunodes.engine.power import Confirm
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import State
 from gpunodes.identity.matcher import Match, Matcher
@@ -49,11 +50,11 @@ class ControlsMachine(Protocol):
     def has_power(self) -> bool:
         """Whether it has a BMC."""
 
-    def reset(self) -> None:
-        """Reset it by its BMC."""
+    def reset(self, confirm: Confirm) -> None:
+        """Reset it by its BMC; ``confirm`` is called before each order."""
 
-    def cold_cycle(self) -> None:
-        """Switch it off, wait, and switch it on."""
+    def cold_cycle(self, confirm: Confirm) -> None:
+        """Switch it off, wait, and switch it on; ``confirm`` as of ``reset``."""
 
 
 class Fleet(Protocol):

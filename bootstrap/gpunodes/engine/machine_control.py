@@ -23,6 +23,7 @@ from gpunodes.engine.events import ssh_reason
 from gpunodes.engine.power import kinds
 from gpunodes.engine.remote import answers, commands, programs, shell, targets
 from gpunodes.engine.remote.shell import Reached
+from gpunodes.errors import GpunodesError
 from gpunodes.identity.bmc import BmcMatch, match_bmc
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.repair.escalation import EscalationStep, VerifiedBy
@@ -98,7 +99,7 @@ class MachineControl:
     ``known`` is the hardware identity that the machine reported last: the BMC must not belong to another machine.
     ``named``: the user named the machine on the command line. Then a BMC whose identity cannot be verified is used,
     and ``report`` is called with a message. ``jump`` are the jump hosts of its BMC, where they are not to be read from
-    settings.
+    settings; ``port`` shows whether a machine without a BMC is on, where that is not its SSH port.
     """
 
     def __init__(
@@ -112,9 +113,11 @@ class MachineControl:
         named: bool = False,
         report: Callable[[str], None] = lambda _: None,
         jump: tuple[targets.Target, ...] | None = None,
+        port: int | None = None,
     ) -> None:
         self.name = name
         self._jump = jump
+        self._port = port
         self._known = known or MachineIdentity(name)
         self._named = named
         self._report = report
@@ -224,36 +227,41 @@ class MachineControl:
 
     def power(self) -> powers.Power | None:
         """The BMC; None when none is configured. Raises WrongInput for invalid settings."""
-        port = targets.first(self._variables, targets.PORTS) or targets.DEFAULT_PORT
+        port = self._port or targets.first(self._variables, targets.PORTS) or targets.DEFAULT_PORT
         access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs, self._jump)
         return kinds.connect(self.name, access) if access else None
 
-    def reset(self) -> None:
-        """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem."""
+    def reset(self, confirm: powers.Confirm) -> None:
+        """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem, and as ``confirm``."""
         bmc = self.own_power()
         if bmc.state() is powers.PowerState.OFF:
-            powers.change(bmc, powers.Order.ON)
+            powers.change(bmc, powers.Order.ON, confirm)
         else:
+            confirm()
             bmc.order(powers.Order.RESET)
 
-    def cold_cycle(self) -> None:
-        """Switch the power off, wait, and switch it on; raises PowerProblem."""
+    def cold_cycle(self, confirm: powers.Confirm) -> None:
+        """Switch the power off, wait, and switch it on; raises as ``reset``."""
         bmc = self.own_power()
-        powers.change(bmc, powers.Order.OFF)
+        powers.change(bmc, powers.Order.OFF, confirm)
         time.sleep(self._cold_pause_s)
-        powers.change(bmc, powers.Order.ON)
+        try:
+            powers.change(bmc, powers.Order.ON, confirm)
+        except GpunodesError:
+            self._report("it was switched off, and may still be off")
+            raise
 
     def own_power(self) -> powers.Power:
         """The BMC, after a check that it belongs to this machine; raises PowerProblem when it does not.
 
-        Where the identity cannot be verified, the user must have named the machine. The setting gpunodes_bmc_identity
-        ``any`` skips the check.
+        Where the identity cannot be verified, the user must have named the machine; except for Wake-on-LAN, which
+        switches nothing off. The setting gpunodes_bmc_identity ``any`` skips the check.
         """
         bmc = self.power()
         if bmc is None:
             raise powers.PowerProblem(powers.Trouble.REFUSED, "no BMC is configured", "set gpunodes_bmc_type")
         match = None if self._settings["gpunodes_bmc_identity"] == "any" else self.compare(bmc)
-        if match is None or match.same:
+        if match is None or match.same or (match.same is None and self.only_wakes):
             return bmc
         if match.same is None and self._named:
             self._report(
@@ -263,11 +271,12 @@ class MachineControl:
             return bmc
         found = "belongs to another machine" if match.same is False else "cannot be verified as the BMC of this machine"
         remedy = f"name the machine, after `gpunodes power {self.name} status`; or "
+        setting = "gpunodes_bmc_mac" if self.only_wakes else "gpunodes_bmc_address"
         raise powers.PowerProblem(
             powers.Trouble.WRONG_MACHINE,
             f"{bmc.name} {found}: {match.why}",
-            f"{'' if match.same is False else remedy}correct gpunodes_bmc_address; gpunodes_bmc_identity: any is for "
-            "firmware that reports a different identity",
+            f"{'' if match.same is False else remedy}correct {setting}; gpunodes_bmc_identity: any is for firmware "
+            "that reports a different identity",
         )
 
     def with_password(self, password: str) -> MachineControl:
@@ -282,6 +291,7 @@ class MachineControl:
             named=self._named,
             report=self._report,
             jump=self._jump,
+            port=self._port,
         )
 
     def compare(self, bmc: powers.Power) -> BmcMatch | None:

@@ -10,7 +10,9 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ from gpunodes.engine import events
 from gpunodes.engine.remote import openssh, targets
 from gpunodes.inventory import Inventory, plugins
 from gpunodes.inventory.snapshot import encoded
-from gpunodes.model import Event, Machine, printable_lines
+from gpunodes.model import Event, Machine, Role, printable_lines
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -91,8 +93,6 @@ def run(
     stop = _Stop(private / "bin" / _PID, should_stop)
     # A new folder for every run: ansible-runner does not overwrite the files of an earlier run in `env/`.
     private.mkdir(mode=0o700)
-    # The user's ansible.cfg applies to the user's playbooks only.
-    (private / "ansible.cfg").write_text(_CONFIG, encoding="utf-8")
 
     verbose = settings.verbose()
 
@@ -109,7 +109,7 @@ def run(
             private_data_dir=str(private),
             ident="ansible",
             playbook=str(settings.content() / "playbooks" / play.playbook),
-            inventory=_inventories(play, private),
+            inventory=inventories(play.inventory, private),
             limit=",".join(play.machines),
             skip_tags=",".join(play.skip_phases) or None,
             tags=",".join(play.tags) or None,
@@ -118,7 +118,6 @@ def run(
             envvars={
                 **environment(play.inventory.path),
                 "PATH": os.pathsep.join([str(_wrapper_folder(private / "bin")), search_path()]),
-                "ANSIBLE_CONFIG": str(private / "ansible.cfg"),
                 "ANSIBLE_NOCOLOR": "1",
                 # ansible-runner drops a result above this size in bytes: a node takes about 500.
                 "MAX_EVENT_RES": str(64 << 20),
@@ -132,6 +131,67 @@ def run(
     # ansible-runner writes the caller's whole environment to this file.
     (artifacts / "command").unlink(missing_ok=True)
     return PlayResult(ok=result.rc == 0, interrupted=stop.requested, log=artifacts / "stdout")
+
+
+def run_at_terminal(inventory: Inventory, playbook: Path, arguments: Sequence[str]) -> int:
+    """Run a playbook with these arguments of ansible-playbook, as its user, at this terminal; returns its exit code."""
+    with tempfile.TemporaryDirectory(prefix="gpunodes-") as name:
+        folder = Path(name)
+        variables = environment(inventory.path)
+        # A command that the playbook runs would take this variable for the user's: it is one of the inventory then.
+        paths = inventories(inventory, folder, variables.pop("ANSIBLE_SSH_ARGS"))
+        words = [word for path in paths for word in ("-i", path)]
+        if inventory.plugin:
+            # That command reads the inventory itself.
+            given = json.dumps(encoded({"health_inventory": str(inventory.path.absolute())}))
+            words += ["-e", given]
+        programs = os.pathsep.join([str(_wrapper_folder(folder / "bin")), search_path()])
+        argv = ["ansible-playbook", *words, str(playbook), *arguments]
+        return _ended(argv, {**os.environ, **variables, "PATH": programs})
+
+
+def _ended(argv: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Start a program and wait for its end; signals are for the program, which ends its own processes."""
+    started: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's signature
+        if not started:
+            early.append(number)
+        # A terminal sends Ctrl-C to both, and a second one would interrupt Ansible's cleanup. A handler cannot tell it
+        # from `kill -INT` of this process alone, which is lost in the foreground: `kill` without -INT is passed on.
+        elif number != signal.SIGINT or not _in_foreground():
+            started[0].send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # The program inherits what is ignored, as under nohup; a handler here would undo that.
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in handled}
+    try:
+        program = shutil.which(argv[0], path=variables["PATH"]) or argv[0]
+        with subprocess.Popen([program, *argv[1:]], env=variables) as process:
+            started.append(process)
+            for number in early:
+                process.send_signal(number)
+            code = process.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _in_foreground() -> bool:
+    """Whether the keys of a terminal send signals to this process, wherever its standard input comes from."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False  # it was hung up
+    finally:
+        os.close(terminal)
 
 
 @contextlib.contextmanager
@@ -165,26 +225,22 @@ def _encoded(document: Any) -> str:
     return base64.b64encode(json.dumps(document).encode()).decode()
 
 
-# By default Ansible polls for results a thousand times a second, which uses up to a fifth of a processor during a run;
-# no environment variable sets this.
-_CONFIG = "[defaults]\ninternal_poll_interval = 0.01\n"
-
-
-def _inventories(play: Play, private: Path) -> list[str]:
+def inventories(inventory: Inventory, private: Path, ssh_args: str = "") -> list[str]:
     """The inventory, and a second one with connection variables of machines with their own SSH rules.
 
-    Of a dynamic inventory it is a copy: its plugin could list more in a play than what was checked.
+    Of a dynamic inventory it is a copy: its plugin could list more in a play than what was checked. ``ssh_args`` are
+    ssh's arguments for the other machines, "" if the environment has them.
     """
-    inventory = play.inventory
     paths = [str(inventory.copy(private / _COPY) if inventory.plugin else inventory.path.absolute())]
     own = _own_rules(inventory)
-    if own:
+    if own or ssh_args:
         folder = private / "ssh"
         # host_vars of the first inventory override the second inventory's variables, but not its host_vars.
         (folder / "host_vars").mkdir(parents=True)
-        for name, variables in own.items():
-            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(encoded(variables)), encoding="utf-8")
-        (folder / "hosts.json").write_text('{"all": {}}', encoding="utf-8")
+        for name, found in own.items():
+            (folder / "host_vars" / f"{name}.json").write_text(json.dumps(encoded(found)), encoding="utf-8")
+        variables = encoded({"ansible_ssh_args": ssh_args} if ssh_args else {})
+        (folder / "hosts.json").write_text(json.dumps({"all": {"vars": variables}}), encoding="utf-8")
         paths.append(str(folder / "hosts.json"))
     return paths
 
@@ -205,7 +261,8 @@ def _own_rules(inventory: Inventory) -> dict[str, dict[str, str]]:
         }
 
     with ThreadPoolExecutor() as pool:
-        return {name: found for name, found in pool.map(options, inventory.machines()) if found}
+        # Those of all roles: also a machine that only serves storage.
+        return {name: found for name, found in pool.map(options, inventory.machines(*Role)) if found}
 
 
 def _wrapper_folder(folder: Path) -> Path:
@@ -234,6 +291,8 @@ def environment(inventory: Path) -> dict[str, str]:
     content = settings.content()
     beside, sockets = plugins.search_path(inventory), settings.ssh_sockets()
     return {
+        # The user's ansible.cfg applies to the user's playbooks only.
+        "ANSIBLE_CONFIG": str(settings.ansible_config()),
         # The user's collections stay usable: an inventory may need a plugin of one.
         "ANSIBLE_COLLECTIONS_PATH": os.pathsep.join([str(content.parents[2]), _user_collections()]),
         "ANSIBLE_CALLBACKS_ENABLED": "gpunodes.bootstrap.printable",

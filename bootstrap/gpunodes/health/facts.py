@@ -90,6 +90,8 @@ class Facts:
     driver_gpus: int
     services: Mapping[str, str]
     expected: int | None
+    errors: tuple[tuple[str, str], ...]
+    """What the probe could not read, and why."""
 
 
 def read(found: Mapping[str, Any]) -> Facts:
@@ -128,6 +130,7 @@ def read(found: Mapping[str, Any]) -> Facts:
         driver_gpus=len(driver["gpus"]),
         services={name: _text(state, 40) for name, state in found["services"].items()},
         expected=found["expected"]["gpus"],
+        errors=tuple((_text(entry["what"], 40), _text(entry["error"], 200)) for entry in found["errors"]),
     )
 
 

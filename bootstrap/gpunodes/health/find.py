@@ -1,4 +1,4 @@
-"""Tests whether a block of bytes contains a byte string; fast if it mostly does not.
+"""Finds byte strings in blocks of bytes; fast if a block mostly does not contain them.
 
 The C library's memmem searches a block three times as fast as Python does. Without memmem, Python's search is used.
 """
@@ -6,10 +6,12 @@ The C library's memmem searches a block three times as fast as Python does. With
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _SMALL = 64 << 10
 """Block size in bytes below which loading ctypes takes longer than the search."""
+_MESSAGE = 256
+"""Bytes in which one line has at most one message."""
 
 
 def holds(block: bytes, word: bytes) -> bool:
@@ -28,3 +30,18 @@ def _search() -> Callable[[bytes, bytes], bool]:
     memmem.restype = ctypes.c_void_p
     memmem.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
     return lambda block, word: memmem(block, len(block), word, len(word)) is not None
+
+
+def positions(window: bytes, marker: bytes, begin: int, end: int) -> Iterator[int]:
+    """The positions of a marker from ``begin`` to before ``end``; of several close together on a line, the first."""
+    stop = end + len(marker) - 1
+    position = window.find(marker, begin, stop)
+    while position >= 0:
+        yield position
+        position = window.find(marker, next_position(window, position), stop)
+
+
+def next_position(window: bytes, position: int) -> int:
+    """Where the next message can start; a line that repeats a marker is so parsed only once."""
+    newline = window.find(b"\n", position, position + _MESSAGE)
+    return newline if newline >= 0 else position + _MESSAGE

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gpunodes.health.journal import LINE_BYTES
+from gpunodes.health.journal import LINE_BYTES, is_fabric_manager
 from gpunodes.health.unpack import PIECE
 
 _VERBOSE = re.compile(rb"(?:-- [^\n]*\n)?[A-Z][a-z]{2} \d{4}-\d\d-\d\d [^\n\[]{0,40} \[s=[0-9a-f]+;i=")
@@ -23,7 +23,9 @@ _FIELDS = {
         "SYSLOG_FACILITY",
         "SYSLOG_IDENTIFIER",
         "_BOOT_ID",
+        "_SYSTEMD_UNIT",
         "_TRANSPORT",
+        "_UID",
         "__MONOTONIC_TIMESTAMP",
         "__REALTIME_TIMESTAMP",
     )
@@ -64,12 +66,12 @@ def _without_breaks(entries: bytes) -> bytes:
 
 
 def _lines(entries: Iterable[Fields]) -> Iterator[bytes]:
-    """The kernel's entries as lines of JSON, many in a piece."""
+    """The entries of the kernel and of Fabric Manager as lines of JSON, many in a piece."""
     import json
 
     size, lines = 0, []
     for fields in entries:
-        if fields.get("_TRANSPORT") == "kernel":
+        if fields.get("_TRANSPORT") == "kernel" or is_fabric_manager(fields):
             lines.append(json.dumps(fields))
             size += len(lines[-1])
         if size > PIECE:

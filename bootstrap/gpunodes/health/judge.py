@@ -35,13 +35,12 @@ def judge_facts(name: str, facts: Mapping[str, object], site: SiteRules) -> Verd
         gpus = reader.finish()
     data = RuleInput(_with_floods(log.records, found.repeats, since), gpus or (), found, site)
     lines = found.log.count("\n") + sum(max(0, repeat.count - FLOOD_FIRST - FLOOD_LAST) for repeat in found.repeats)
-    readable = bool(found.log_source) or found.smi.status == "ok" or bool(found.functions)
     present = sum(function.is_gpu for function in found.functions)
     return _verdict(
         name,
         "live",
         data,
-        "" if readable else WANTED_LIVE,
+        _wanted_live(found),
         kernel_lines=lines,
         boot_id=found.boot_id,
         expected=found.expected if found.expected is not None else present,
@@ -82,10 +81,23 @@ def judge_files(
 
 
 _LOGS = "the kernel log since the boot (journalctl -k -b), and the output of nvidia-smi -q"
-WANTED_LIVE = (
-    "neither the kernel log nor nvidia-smi nor the PCI bus could be read: give the probe root (ansible_become), "
-    f"or pass {_LOGS} to --from"
-)
+_LOG_ERRORS = {"log", "kmsg", "journal"}
+"""The names under which the probe reports why it could not read the kernel log."""
+
+
+def _wanted_live(found: probe.Facts) -> str:
+    """What is missing for a verdict on a live machine; empty if its kernel log was read.
+
+    A driver that responds does not replace the log: most errors of a GPU, and tasks that hang, are only there.
+    """
+    if found.log_source:
+        return ""
+    is_other_read = found.smi.status == "ok" or found.functions
+    missing = "the kernel log" if is_other_read else "neither the kernel log nor nvidia-smi nor the PCI bus"
+    why = next((f" ({clean(error.encode())})" for what, error in found.errors if what in _LOG_ERRORS and error), "")
+    is_root = all(what != "privilege" for what, _ in found.errors)
+    root = "" if is_root else "give the probe root (ansible_become; -K if sudo asks for a password), or "
+    return f"{missing} could {'not ' if is_other_read else ''}be read{why}: {root}pass {_LOGS} to --from"
 
 
 def _wanted(logs: Sequence[scan.Log]) -> str:

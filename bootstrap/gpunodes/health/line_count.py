@@ -26,11 +26,14 @@ class LineCount:
         self.kernel_lines = 0
         self.has_driver = False
         self._is_json, self._is_log = is_json, is_log
+        self.names_writers = False
+        """It is a log whose lines name their writers, as in a syslog."""
         self._markers: tuple[bytes, ...] = (b"\n",)
         if is_json:
             self._markers = _JSON
         elif any(patterns.names_writer(line) for line in lines):
             self._markers = (_SYSLOG,)
+            self.names_writers = is_log
 
     def add(self, window: bytes, begin: int, end: int, *, has_nvrm: bool) -> None:
         """Count the lines from ``begin`` to before ``end``; ``has_nvrm``: one of them contains ``NVRM: ``."""

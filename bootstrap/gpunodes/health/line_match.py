@@ -33,7 +33,8 @@ class LineMatch:
     """For a stuck task: the frame of the driver in its stack."""
 
 
-Read = Callable[[bytes, int, bool], Iterator[LineMatch]]
+Read = Callable[[bytes, int], Iterator[LineMatch]]
+"""Parses the line at a position of a text, in which what the kernel wrote later comes after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Anchor:
 
     marker: bytes
     read: Read
+    reads_on: bool = False
+    """It reads a report of many lines, between which a syslog can have lines of programs."""
 
 
 def rest_of_line(window: bytes, begin: int) -> bytes:

@@ -12,7 +12,7 @@ from gpunodes.health.model import LineKind
 from gpunodes.health.stuck import STUCK_ANCHORS
 
 
-def nvrm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def nvrm(window: bytes, position: int) -> Iterator[LineMatch]:
     """A line of the driver: an Xid, or one of the messages about the start of the driver and of GPUs."""
     found = patterns.XID.match(window, position)
     if found:
@@ -78,7 +78,7 @@ DATA = "data"
 """The detail of a line that continues the report of an SXid, and so has no severity."""
 
 
-def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _sxid(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.SXID, window, position)
     if found:
         severity = (found[3] or b"").decode().lower()
@@ -98,7 +98,7 @@ def _sxid(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
         )
 
 
-def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _aer(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.AER, window, position)
     if not found:
         return
@@ -112,7 +112,7 @@ def _aer(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
     yield LineMatch(LineKind.AER if driver == b"nvidia" else None, text, device, detail=detail, header=header)
 
 
-def _contained(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _contained(window: bytes, position: int) -> Iterator[LineMatch]:
     """A port that cut off the devices below it: a fatal error of a GPU if its driver could not recover."""
     found = match_at(patterns.CONTAINED, window, position)
     if found:
@@ -122,14 +122,14 @@ def _contained(window: bytes, position: int, _reversed: bool) -> Iterator[LineMa
         yield LineMatch(kind, text, lost[1] if lost else b"", detail="fatal", header=header)
 
 
-def _firmware(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _firmware(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.FIRMWARE, window, position)
     if found:
         header, text = text_before(window, found.start()), rest_of_line(window, found.start())
         yield LineMatch(LineKind.INIT_CAUSE, text, found[1], detail=OVERCOME, header=header)
 
 
-def _nvswitch_error(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _nvswitch_error(window: bytes, position: int) -> Iterator[LineMatch]:
     """An SXid in the words of Fabric Manager."""
     found = match_at(patterns.NVSWITCH_ERROR, window, position)
     header = text_before(window, found.start()) if found else b""
@@ -139,7 +139,7 @@ def _nvswitch_error(window: bytes, position: int, _reversed: bool) -> Iterator[L
         yield LineMatch(LineKind.SXID, text, gpu, code, severity, header=header, program="Fabric Manager log")
 
 
-def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _uvm(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.UVM_FATAL, window, position)
     if found:
         yield LineMatch(
@@ -147,28 +147,28 @@ def _uvm(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
         )
 
 
-def _off_bus(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _off_bus(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.OFF_BUS, window, position)
     if found and not text_before(window, found.start()).rstrip().endswith(b"NVRM:"):
         text = rest_of_line(window, found.start())
         yield LineMatch(LineKind.OFF_BUS, text, found[1] or found[2], header=text_before(window, found.start()))
 
 
-def _gpu_found(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _gpu_found(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.GPU_FOUND, window, position)
     if found:
         header, text = text_before(window, found.start()), rest_of_line(window, found.start())
         yield LineMatch(LineKind.GPU_FOUND, text, found[1], header=header)
 
 
-def _smi_listed(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _smi_listed(window: bytes, position: int) -> Iterator[LineMatch]:
     line = text_before(window, position) + rest_of_line(window, position)
     found = patterns.SMI_LISTED.match(line)
     if found:
         yield LineMatch(LineKind.GPU_LISTED, line, code=int(found[1]), header=b"", program=SMI_OUTPUT)
 
 
-def _smi_message(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _smi_message(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.SMI_MESSAGE, window, position)
     if found and not text_before(window, found.start()).strip():
         # The beginning identifies the message; the text after the GPU comes from the driver.
@@ -183,14 +183,14 @@ def _smi_message(window: bytes, position: int, _reversed: bool) -> Iterator[Line
         )
 
 
-def _smi_value(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _smi_value(window: bytes, position: int) -> Iterator[LineMatch]:
     found = patterns.SMI_VALUE.match(window, position)
     if found:
         line = text_before(window, position) + rest_of_line(window, position)
         yield LineMatch(LineKind.SMI_MESSAGE, line, detail=found[1].decode(), program=SMI_OUTPUT)
 
 
-def _query_row(window: bytes, position: int, _reversed: bool) -> Iterator[LineMatch]:
+def _query_row(window: bytes, position: int) -> Iterator[LineMatch]:
     """A row of nvidia-smi's query with values that it could not read."""
     before = text_before(window, position)
     line = before + rest_of_line(window, position)
@@ -212,9 +212,9 @@ ANCHORS = (
     Anchor(b"detected NVSwitch ", _nvswitch_error),
     *STUCK_ANCHORS,
     Anchor(b"[10de:", _gpu_found),
-    Anchor(b"PCIe Bus Error:", _aer),
-    Anchor(b"DPC: containment event", _contained),
-    Anchor(b"EDR: EDR event received", _contained),
+    Anchor(b"PCIe Bus Error:", _aer, reads_on=True),
+    Anchor(b"DPC: containment event", _contained, reads_on=True),
+    Anchor(b"EDR: EDR event received", _contained, reads_on=True),
     Anchor(b"firmware load for nvidia/", _firmware),
     Anchor(b"failed to load nvidia/", _firmware),
     Anchor(b"global fatal error", _uvm),

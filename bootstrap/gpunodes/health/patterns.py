@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import calendar
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -48,6 +48,32 @@ _QUOTED = re.compile(rb"(?:kernel:\s*(?:" + _STAMP + rb"\s*)?|\[\s*\d+\.\d+\]\s*
 # A line that starts like a syslog line and names its writer.
 _WRITER = re.compile(rb"\s*" + _DATE + rb"\s+\S+\s+(?P<ident>[\w./@-]+)(?P<pid>\[\d+\])?:\s")
 _PRIORITY = re.compile(rb"\s*\d+,|[^\n]*(?:<\d+>|repeated)")
+# A header of the kernel with its name after the time, or with a priority. Only beside such a one do other entries
+# certainly have one, too: without names, a message of the kernel can look like a name.
+_BEFORE_TIME = rb"[\s>*|-]*+(?:<\d+>\s*)?(?:1 )?"
+_NAME = rb"(?:\[\s*\d+\.\d+\]\s+)?(?:\S*[^\s:]\s+)?kernel(?::\s| \S+ \S+ - )"
+_OTHER_PRIORITY = (
+    rb"[\s>*|-]*+(?:<(?:[89]|\d{2,})>|(?:[89]|\d{2,}),\d+,\d+,|(?!kern\b)[a-z]+\d?[ \t]*:[ \t]*[a-z]+[ \t]*:)"
+)
+
+
+def _test(kernels: bytes, others: bytes) -> tuple[re.Pattern[bytes], Callable[[bytes], bool | None]]:
+    """A pattern of headers, and a test of entries: the kernel's, others', or None if it has no mark."""
+    mark, other = re.compile(kernels), re.compile(others)
+    return mark, lambda entry: True if mark.match(entry) else False if other.match(entry) else None
+
+
+_KERNELS = (
+    *(
+        _test(
+            rb"[\s>*|-]*+(?:<[0-7]>\s*)?(?:1 )?" + time + rb"\s+" + _NAME,
+            _OTHER_PRIORITY + rb"|" + _BEFORE_TIME + time + rb"\s++(?!" + _NAME + rb")",
+        )
+        for time in (_DATE, _STAMP)
+    ),
+    _test(rb"[\s>*|-]*(?:<[0-7]>|[0-7],\d+,\d+,|kern[ \t]*:)", _OTHER_PRIORITY),
+)
+is_kernels_in_syslog = _KERNELS[0][1]
 _NEXT_FACILITY = 8
 """Priorities from this one on belong to other facilities than the kernel's."""
 _SHAPES = 1000
@@ -110,6 +136,11 @@ def parse(header: bytes) -> Header:
         and found["pid"] is None
     )
     return Header(Writer.KERNEL if kernel else Writer.PROGRAM, int(found["repeated"][:9]) if found["repeated"] else 1)
+
+
+def kernels_beside(header: bytes) -> Callable[[bytes], bool | None] | None:
+    """A test whether an entry beside the kernel's with this header can be the kernel's, too; None if all can be."""
+    return next((test for mark, test in _KERNELS if mark.match(header)), None)
 
 
 def names_writer(line: bytes) -> bool:
@@ -191,7 +222,8 @@ HUNG_TASK = re.compile(
 LOCK_OWNER = re.compile(
     rb"(?:INFO:\s+)?task\s+\S[^\n]{0,60}?\s+(?:<\w+>\s+)?(?:is\s+)?blocked\s+on\s+an?\s+[\w-]+\s+likely\s+(?:owned|last\s+held)\s+by\s+"
     + _TASK
-    + rb"(?=[.\s]|$)"
+    # A name may contain anything, and the kernel writes nothing after it: so only the end of the line ends it.
+    + rb"(?=\.?(?:\s+<\w+>)?[\]\"'})\t\r ]*(?:\n|\Z))"
 )
 NOT_FROZEN = re.compile(
     rb"Freezing\s+(?:of\s+)?(?:user\s+space\s+processes|(?:remaining\s+freezable\s+)?tasks)\s+failed"
@@ -207,14 +239,6 @@ SOFT_LOCKUP = re.compile(
 _REPORT = rb"\btask \S[^\n]{0,60}?(?::\d+)? (?:<\w+> )?(?:is )?blocked |can't die for more |BUG: |rcu: INFO: "
 AFTER_LOCKUP = re.compile(_REPORT + rb"|WARNING: |Sending NMI")
 AFTER_HUNG_TASK = re.compile(_REPORT + rb"|PID: \d+ Comm: |WARNING: |Sending NMI")
-BEFORE_REPORT = (
-    b" blocked for more ",
-    b" blocked in I/O wait ",
-    b" can't die for more ",
-    b" Comm: ",
-    b"BUG: soft lockup",
-)
-"""Text that every earlier report contains, for a fast backward search in a reversed log."""
 # The line of die(): `Oops: 0002 [#1] SMP`, `general protection fault: 0000 [#1]`, `Internal error: Oops: 960000 [#1]`.
 OOPS = re.compile(
     rb"(?:Oops|[Gg]eneral protection fault|invalid opcode|Internal error|divide error|stack segment)\b[^\n]{0,160}"
@@ -291,7 +315,7 @@ CONTAINED = re.compile(
     rb"([\w-]+)\s+(" + ADDRESS + rb"):\s+(?:DPC:\s+containment\s+event|EDR:\s+EDR\s+event\s+received)"
 )
 
-# Fabric Manager's own log, and its lines in a syslog.
+# Fabric Manager's own log, and its lines in a syslog: by its name, its script or its unit; also of RFC 5424.
 NVSWITCH_ERROR = re.compile(
     rb"detected\s+NVSwitch\s+(fatal|non-fatal)\s+error\s+(\d{1,6})\b(?:[^\n]{0,120}?\bpci\s+bus\s+id\s+("
     + ADDRESS
@@ -299,7 +323,8 @@ NVSWITCH_ERROR = re.compile(
 )
 FABRIC_MANAGER_HEADER = re.compile(
     rb"\s*(?:\[[A-Z][a-z]{2} \d{1,2} \d{4} \d\d:\d\d:\d\d\]\s+\[[A-Z]+\]\s+\[tid \d+\]\s*"
-    rb"|" + _DATE + rb"\s+\S+\s+nv(?:idia)?-fabricmanag\w*(?:\[\d+\])?:\s+(?:\[[^\]\n]{0,40}\]\s*)*)"
+    rb"|(?:<\d+>)?(?:1 )?(?:" + _DATE + rb"|\[\s*\d+\.\d+(?:\s<\s*\+?\d+\.\d+\s*>)?\])"
+    rb"\s+\S+\s+nv(?:idia)?-fabricmanag[\w.-]*(?:(?:\[\d+\])?:| \S+ \S+ -)\s+(?:\[[^\]\n]{0,40}\]\s*)*)"
 )  # fmt: skip
 
 # nvidia-smi's own messages, at the start of a line.
@@ -329,14 +354,32 @@ DRIVER_MESSAGE = re.compile(rb"NVRM: |nvidia(?:[-_][a-z]+\d*)?(?: [0-9a-fA-F]{4}
 DRIVER_MODULE = re.compile(
     rb"/0x[0-9a-f]+\s+\[nvidia(?:_uvm|_modeset|_drm)?[\] ]|Modules linked in:[^\n]{0,4000}\bnvidia\b"
 )
+# The first line of an entry of a log: its further lines, and what a mail has wrapped, begin with no time. A search for
+# the line break before it is far faster than one with `^`.
+ENTRY = re.compile(
+    rb"\n[ \t>]*(?:<\d+>[ \t]*(?:1 )?|[a-z\d]+[ \t]*:[ \t]*[a-z]+[ \t]*:[ \t]*)?(?:\{|\d+,\d+,\d+,|"
+    + _DATE
+    + rb"|"
+    + _STAMP
+    + rb")"
+)
 BOOTED = re.compile(rb"Linux version \d|-- Boot [0-9a-f]{32}|-- Reboot --")
 
 
+ORDER_LINES = 300
+"""Lines that show the order of a log, if their times differ."""
+
+
 def newest_first(lines: Iterable[bytes]) -> bool:
-    """Whether the times of these lines mostly decrease (``journalctl -r``)."""
+    """Whether the times of these lines mostly decrease (``journalctl -r``), in the first ones that have an order.
+
+    A flood may have more lines in its second than what is looked at otherwise.
+    """
     up = down = 0
     previous = Time()
-    for line in lines:
+    for number, line in enumerate(lines):
+        if number >= ORDER_LINES and (up or down):
+            break
         now = time_of(line[:HEADER_BYTES])
         if now.before(previous):
             down += 1

@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING
 
 from gpunodes.health import journal, patterns
 from gpunodes.health.evidence import EVIDENCE_LINES, address, clean
-from gpunodes.health.find import holds
+from gpunodes.health.find import holds, next_position, positions
 from gpunodes.health.line_count import LineCount
-from gpunodes.health.line_match import AHEAD, LineMatch, Read
+from gpunodes.health.line_match import AHEAD, Anchor, LineMatch
 from gpunodes.health.lines import ANCHORS, SMI_OUTPUT, TEXT_ANCHORS, nvrm
 from gpunodes.health.model import MANY_PROCESSES, LineKind, LogRecord, Time
 from gpunodes.health.patterns import Writer, writer_of
+from gpunodes.health.written import IsKernels, Written
 
 if TYPE_CHECKING:
     from gpunodes.health import smi
 
 BEHIND = 64 << 10
 """Bytes before a line that are kept for the stack of a hung task in logs with the newest line first."""
-_MESSAGE = 256
-"""Bytes in which one line has at most one message."""
+_NEAR = 4096
+"""Bytes after an entry of a journal that can belong to its message."""
 _FLOOD = 64
 """After this many equal lines, the following ones are matched together."""
 MANY_RECORDS = 4096
@@ -63,6 +64,7 @@ class _Counter:
     last: bytes
     count: int = 0
     evidence: list[str] = field(default_factory=list)
+    is_proven: bool = False
     processes: set[bytes] = field(default_factory=set)
 
 
@@ -80,6 +82,8 @@ class Scanner:
         self._booted = NO_TIME
         self._boot_id: str | None = None
         self._reversed = False
+        self._written: dict[IsKernels | None, Written] = {}
+        """The current window as it was written, where it was needed."""
         self._skip = False
         """The current lines belong to an older boot."""
         self._recognised = False
@@ -132,13 +136,15 @@ class Scanner:
 
     def _begin(self) -> LineCount:
         """Detect from the first lines the kind of text, and whether the newest line is first."""
-        lines = self._window[: 1 << 20].splitlines()[:300]
-        nonempty = [line for line in lines if line.strip()]
+        lines = self._window[: 1 << 20].splitlines()
+        nonempty = [line for line in lines[: patterns.ORDER_LINES] if line.strip()]
         self._is_json = bool(nonempty) and nonempty[0].startswith(b'{"')
-        self._reversed = patterns.newest_first(journal.times(lines) if self._is_json else lines)
         times = [patterns.time_of(line[: patterns.HEADER_BYTES // 4]) for line in nonempty]
         stamped = sum(each.text != "" for each in times)
         self._is_log = stamped * 2 > len(nonempty) or self._is_json
+        # In other texts, times further on are those of several logs.
+        ordered = lines if self._is_log else lines[: patterns.ORDER_LINES]
+        self._reversed = patterns.newest_first(journal.times(ordered) if self._is_json else ordered)
         if self._is_log and not any(each.epoch for each in times):
             # journalctl's boot separators occur only in journals, which have dates.
             self._boot_markers = _BOOT_MARKERS[:1]
@@ -146,6 +152,7 @@ class Scanner:
 
     def _scan(self, begin: int, end: int) -> None:
         window = self._window
+        self._written.clear()
         if not self._recognised:
             self._recognised = patterns.KERNEL_LINE.search(window, begin, end) is not None
         if not self._is_log:
@@ -160,13 +167,13 @@ class Scanner:
             self._lines.add(window, begin, end, has_nvrm=b"NVRM: " in found)
         if not found and not self._counters and not self._reversed:
             return
-        positions = [
+        boots = [
             position
             for marker in self._boot_markers
             if holds(block, marker)
-            for position in _positions(window, marker, begin, end)
+            for position in positions(window, marker, begin, end)
         ]
-        for position in sorted(positions):
+        for position in sorted(boots):
             booted = self._boot_at(position)
             if booted is None:
                 continue
@@ -187,14 +194,14 @@ class Scanner:
         """Parse every line with one of the markers, from ``begin`` to before ``end``; all belong to one boot."""
         if self._is_json:
             self._visit_entries(
-                sorted(position for marker in markers for position in _positions(self._window, marker, begin, end))
+                sorted(position for marker in markers for position in positions(self._window, marker, begin, end))
             )
             return
         for anchor in (*ANCHORS, *TEXT_ANCHORS):
             if anchor.marker in markers and not self._skip:
-                find = self._without_floods if anchor.read is nvrm else _positions
+                find = self._without_floods if anchor.read is nvrm else positions
                 for position in find(self._window, anchor.marker, begin, end):
-                    self._visit(position, anchor.read)
+                    self._visit(position, anchor)
 
     def _without_floods(self, window: bytes, marker: bytes, begin: int, end: int) -> Iterator[int]:
         """The positions of a marker, except those of repeated Xids, which are counted here.
@@ -216,7 +223,7 @@ class Scanner:
             header = window[begin:position]
             if counter is None or writer(header.translate(digits)) is not Writer.KERNEL:
                 yield position
-                position = find(marker, _next_position(window, position), end)
+                position = find(marker, next_position(window, position), end)
                 continue
             counter.count += 1
             counter.last = header
@@ -260,16 +267,38 @@ class Scanner:
         begin = max(0, position - patterns.HEADER_BYTES)
         return self._window[self._window.rfind(b"\n", begin, position) + 1 or begin : position]
 
-    def _visit(self, position: int, read: Read) -> None:
+    def _as_written(self, position: int, is_kernels: IsKernels | None) -> tuple[bytes, int]:
+        """The window as it was written, once per window, and where a position is there; a program's line keeps all."""
+        if is_kernels is None and not self._reversed:
+            return self._window, position
+        written = self._window_of(is_kernels)
+        place = written.position(position)
+        return self._as_written(position, None) if place is None else (written.text, place)
+
+    def _window_of(self, is_kernels: IsKernels | None) -> Written:
+        if is_kernels not in self._written:
+            self._written[is_kernels] = Written(self._window, is_kernels, newest_first=self._reversed)
+        return self._written[is_kernels]
+
+    def _is_programs(self, position: int) -> bool:
+        """Whether an indented line of a syslog belongs to a program's message of several lines."""
+        if self._lines is None or not self._lines.names_writers:
+            return False
+        return self._window_of(patterns.is_kernels_in_syslog).position(position) is None
+
+    def _visit(self, position: int, anchor: Anchor) -> None:
         """Parse a line with one of the markers."""
         header = self._header(position)
-        for match in read(self._window, position, self._reversed):
+        if header[:1].isspace() and self._is_programs(position):
+            return
+        is_kernels = patterns.kernels_beside(header) if anchor.reads_on else None
+        for match in anchor.read(*self._as_written(position, is_kernels)):
             self._count(match, match.header if match.header is not None else header)
 
-    def _visit_entries(self, positions: Iterable[int]) -> None:
+    def _visit_entries(self, found: Iterable[int]) -> None:
         """Parse entries of ``journalctl -o json``, one per line; each message is read like a log line."""
         end = 0
-        for position in positions:
+        for position in found:
             if position < end:
                 continue
             lowest = max(0, position - journal.LINE_BYTES)
@@ -279,11 +308,12 @@ class Scanner:
             line = self._window[begin:end]
             entry = journal.entry_of(line)
             if entry is not None:
-                self._visit_entry(entry, self._window[end : end + AHEAD])
+                text, start = self._as_written(begin, journal.is_kernels)
+                self._visit_entry(entry, text, start + len(line))
             elif not self._skip:
-                self._visit_message(line, b"", None)
+                self._visit_message(line, None, b"", 0)
 
-    def _visit_entry(self, entry: Mapping[str, object], following: bytes) -> None:
+    def _visit_entry(self, entry: Mapping[str, object], text: bytes, end: int) -> None:
         header, boot = journal.header_of(entry), entry.get("_BOOT_ID")
         if isinstance(boot, str) and boot != self._boot_id and re.fullmatch("[0-9a-f]{32}", boot):
             if self._boot_id is not None:
@@ -291,15 +321,19 @@ class Scanner:
             if not self._skip:
                 self._boot_id = boot
         if not self._skip:
-            self._visit_message(header + journal.message_of(entry), following, header)
+            self._visit_message(header + journal.message_of(entry), header, text, end)
 
-    def _visit_message(self, message: bytes, following: bytes, header: bytes | None) -> None:
-        """Parse a message with its header; without one, the text before the message is that of another program."""
+    def _visit_message(self, message: bytes, header: bytes | None, text: bytes, end: int) -> None:
+        """Parse a message with its header, whose entry ends in ``text`` at ``end``.
+
+        Without a header, the text before the message is that of another program.
+        """
         for anchor in ANCHORS:
             position = message.find(anchor.marker)
             if position >= 0:
                 before = message[max(0, position - patterns.HEADER_BYTES) : position] if header is None else header
-                for match in anchor.read(message + following, position, False):
+                following = text[end : end + (AHEAD if anchor.reads_on else _NEAR)]
+                for match in anchor.read(message + following, position):
                     self._count(match, before)
 
     def _count(self, match: LineMatch, header: bytes) -> None:
@@ -323,8 +357,12 @@ class Scanner:
             counter = self._counters[key] = _Counter(header, header)
         counter.count += patterns.parse(header).repeated if b"repeated" in header else 1
         counter.last = header
-        if len(counter.evidence) < EVIDENCE_LINES:
-            counter.evidence += [clean(line) for line in (header + match.text, match.proof) if line]
+        if match.proof and not counter.is_proven:
+            # What proves the record is its first evidence, whatever was logged before.
+            counter.is_proven = True
+            counter.evidence = [clean(header + match.text), clean(match.proof), *counter.evidence][:EVIDENCE_LINES]
+        elif len(counter.evidence) < EVIDENCE_LINES:
+            counter.evidence.append(clean(header + match.text))
         if match.process and len(counter.processes) < MANY_PROCESSES:
             counter.processes.add(match.process)
         if match.kind is LineKind.XID and not match.detail and self._since is None and len(self._floods) < MANY_RECORDS:
@@ -356,21 +394,6 @@ def _record(key: _Key, counter: _Counter) -> LogRecord:
         tuple(counter.evidence),
         len(counter.processes),
     )
-
-
-def _positions(window: bytes, marker: bytes, begin: int, end: int) -> Iterator[int]:
-    """The positions of a marker from ``begin`` to before ``end``; of several close together on a line, the first."""
-    stop = end + len(marker) - 1
-    position = window.find(marker, begin, stop)
-    while position >= 0:
-        yield position
-        position = window.find(marker, _next_position(window, position), stop)
-
-
-def _next_position(window: bytes, position: int) -> int:
-    """Where the next message can start; a line that repeats a marker is so parsed only once."""
-    newline = window.find(b"\n", position, position + _MESSAGE)
-    return newline if newline >= 0 else position + _MESSAGE
 
 
 _LONGEST = max(len(anchor.marker) for anchor in (*ANCHORS, *TEXT_ANCHORS))

@@ -13,20 +13,13 @@ from gpunodes.health.line_match import AHEAD, Anchor, LineMatch, match_at, rest_
 from gpunodes.health.model import LineKind
 
 _REPORT = 16 << 10
-"""Bytes of one report."""
+"""Bytes of a report that has its own end."""
 
 
-def _report_range(
-    window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], *, newest_first: bool
-) -> tuple[int, int]:
-    """Begin and end of the rest of a report: up to the next report, or before it if the newest line is first."""
-    if not newest_first:
-        following = ends.search(window, found.end(), found.end() + AHEAD)
-        return found.end(), following.start() if following else found.end() + AHEAD
-    begin = max(0, found.start() - _REPORT)
-    for marker in patterns.BEFORE_REPORT:
-        begin = max(begin, window.rfind(marker, begin, found.start()))
-    return begin, found.start()
+def _report_end(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], limit: int) -> int:
+    """The end of the rest of a report: where the next one begins, at most ``limit`` bytes later."""
+    following = ends.search(window, found.end(), found.end() + limit)
+    return following.start() if following else found.end() + limit
 
 
 def _driver_frame(window: bytes, begin: int, end: int) -> bytes:
@@ -68,49 +61,46 @@ _HUNG = _StuckReport(patterns.HUNG_TASK, patterns.AFTER_HUNG_TASK, LineKind.HUNG
 _LOCKUP = _StuckReport(patterns.SOFT_LOCKUP, patterns.AFTER_LOCKUP, LineKind.SOFT_LOCKUP, None)
 
 
-def _stuck(report: _StuckReport, window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+def _stuck(report: _StuckReport, window: bytes, position: int) -> Iterator[LineMatch]:
     """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver.
 
     A tool of the driver that waits for an NFS server is not: nvidia-smi may write to a home directory there.
     """
     found = match_at(report.pattern, window, position)
     if found:
-        begin, end = _report_range(window, found, report.after, newest_first=newest_first)
-        frame = _driver_frame(window, begin, end)
-        in_driver = frame or _is_driver_task(found[1], window, begin, end)
+        end = _report_end(window, found, report.after, AHEAD)
+        frame = _driver_frame(window, found.end(), end)
+        in_driver = frame or _is_driver_task(found[1], window, found.end(), end)
         kind = report.in_driver if in_driver else report.elsewhere
         yield _match(kind, window, found, task=_task(*found.groups()) if in_driver else b"", proof=frame)
 
 
-def _owner(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+def _owner(window: bytes, position: int) -> Iterator[LineMatch]:
     """The task that holds what a hung task waits for. Its stack follows, unless it is reported as hung itself.
 
     It hangs in the driver under the same conditions as a task that is reported as hung.
     """
     found = match_at(patterns.LOCK_OWNER, window, position)
     if found:
-        begin, end = _report_range(window, found, patterns.AFTER_HUNG_TASK, newest_first=newest_first)
-        # With the newest line first, the stack before this line may be the waiting task's.
-        end = begin if newest_first else end
-        frame = _driver_frame(window, begin, end)
-        in_driver = frame or _is_driver_task(found[1], window, begin, end)
+        end = _report_end(window, found, patterns.AFTER_HUNG_TASK, AHEAD)
+        frame = _driver_frame(window, found.end(), end)
+        in_driver = frame or _is_driver_task(found[1], window, found.end(), end)
         task = _task(*found.groups()) if in_driver else b""
         yield _match(LineKind.HUNG_TASK if in_driver else None, window, found, task=task, proof=frame)
 
 
-def _blocked(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+def _blocked(window: bytes, position: int) -> Iterator[LineMatch]:
     """A hung task, or the owner of what one waits for."""
-    yield from _stuck(_HUNG, window, position, newest_first)
-    yield from _owner(window, position, newest_first)
+    yield from _stuck(_HUNG, window, position)
+    yield from _owner(window, position)
 
 
-def _unfrozen(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+def _unfrozen(window: bytes, position: int) -> Iterator[LineMatch]:
     """Tasks that did not freeze within the time limit of a suspend; a dump of each one follows."""
     found = match_at(patterns.NOT_FROZEN, window, position)
-    if found is None or newest_first:
+    if found is None:
         return
-    ended = patterns.AFTER_FREEZE.search(window, found.end(), found.end() + _REPORT)
-    end = ended.start() if ended else found.end() + _REPORT
+    end = _report_end(window, found, patterns.AFTER_FREEZE, _REPORT)
     dumps = list(patterns.TASK_DUMP.finditer(window, found.end(), end))
     starts = [dump.start() for dump in dumps]
     for dump, following in zip(dumps, [*starts[1:], end], strict=False):
@@ -121,16 +111,15 @@ def _unfrozen(window: bytes, position: int, newest_first: bool) -> Iterator[Line
     yield _match(None, window, found)
 
 
-def _crashed(window: bytes, position: int, newest_first: bool) -> Iterator[LineMatch]:
+def _crashed(window: bytes, position: int) -> Iterator[LineMatch]:
     """An oops: in the driver if the task is a thread of the driver, or if the driver is in the stack of the fault.
 
     Frames with a question mark are old data on the stack, and what an interrupt interrupted is not at fault.
     """
     found = match_at(patterns.OOPS, window, position)
-    if found is None or newest_first:
+    if found is None:
         return
-    ended = patterns.AFTER_OOPS.search(window, found.end(), found.end() + _REPORT)
-    end = ended.start() if ended else found.end() + _REPORT
+    end = _report_end(window, found, patterns.AFTER_OOPS, _REPORT)
     report = patterns.UNSURE_FRAME.sub(b"", window[found.end() : end])
     frame = _driver_frame(report, 0, len(report))
     task = patterns.TASK_OF_OOPS.search(report)
@@ -140,9 +129,9 @@ def _crashed(window: bytes, position: int, newest_first: bool) -> Iterator[LineM
 
 
 STUCK_ANCHORS = (
-    Anchor(b" blocked ", _blocked),
-    Anchor(b"can't die for more", functools.partial(_stuck, _HUNG)),
-    Anchor(b"refusing to freeze", _unfrozen),
-    Anchor(b"soft lockup - CPU", functools.partial(_stuck, _LOCKUP)),
-    Anchor(b" [#", _crashed),
+    Anchor(b" blocked ", _blocked, reads_on=True),
+    Anchor(b"can't die for more", functools.partial(_stuck, _HUNG), reads_on=True),
+    Anchor(b"refusing to freeze", _unfrozen, reads_on=True),
+    Anchor(b"soft lockup - CPU", functools.partial(_stuck, _LOCKUP), reads_on=True),
+    Anchor(b" [#", _crashed, reads_on=True),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .model import BmcIdentity, MachineIdentity
-from .values import macs, same_uuid, serial
+from .values import macs, same_serial, same_uuid
 
 
 @dataclass(frozen=True)
@@ -17,28 +17,35 @@ class BmcMatch:
 
 
 def match_bmc(machine: MachineIdentity, bmc: BmcIdentity) -> BmcMatch:
-    """Whether a BMC belongs to ``machine``.
+    """Whether a BMC belongs to ``machine``; the first row that applies decides.
 
-    The first of these decides: the UUIDs, in any byte order; a common MAC address; the serial numbers; MAC addresses
-    without a common one. Machines of one chassis may share a serial number: an equal one decides nothing where the MAC
-    addresses have none in common. ``why`` names both sides.
+    ===  ================================================  =====================================================
+     1   the UUIDs differ, in every byte order             no
+     2   both have a common MAC address                    yes
+     3   the serial numbers differ                         no
+     4   both have MAC addresses, but none in common       no; unknown if the UUIDs or the serial numbers are equal
+     5   the UUIDs or the serial numbers are equal         yes
+     6   none of these                                     unknown
+    ===  ================================================  =====================================================
+
+    An equal UUID or serial number decides only where nothing contradicts it: clones share a UUID, boards of one vendor
+    may have the same, and machines of one chassis may share a serial number. Placeholders and locally administered MAC
+    addresses do not count. ``why`` names both sides.
     """
-    both = f"{machine.hardware_text}; {bmc.text}"
     machine_macs, bmc_macs = macs(machine.macs), macs(bmc.macs)
-    common = sorted(machine_macs & bmc_macs)
-    disjoint = bool(machine_macs and bmc_macs) and not common
-    if (same := same_uuid(machine.system_uuid, bmc.system_uuid)) is not None:
-        return BmcMatch(same, f"{'same UUID' if same else 'different UUIDs'}: {both}")
-    if common:
-        return BmcMatch(True, f"both have the MAC address {common[0]}: {both}")
-    machine_serial, bmc_serial = serial(machine.serial), serial(bmc.serial)
-    if machine_serial and bmc_serial and machine_serial != bmc_serial:
-        return BmcMatch(False, f"different serial numbers: {both}")
-    if machine_serial and bmc_serial:
-        return BmcMatch(
-            None if disjoint else True,
-            f"same serial number{', no common MAC address' if disjoint else ''}: {both}",
-        )
-    return BmcMatch(
-        False if disjoint else None, f"{'no common MAC address' if disjoint else 'nothing to compare'}: {both}"
-    )
+    uuids = same_uuid(machine.system_uuid, bmc.system_uuid)
+    serials = same_serial(machine.serial, bmc.serial)
+    same: bool | None
+    if uuids is False:
+        same, why = False, "different UUIDs"
+    elif common := sorted(machine_macs & bmc_macs):
+        same, why = True, f"both have the MAC address {common[0]}"
+    elif serials is False:
+        same, why = False, "different serial numbers"
+    else:
+        equal = " and ".join(what for what, is_equal in (("UUID", uuids), ("serial number", serials)) if is_equal)
+        disjoint = bool(machine_macs and bmc_macs)
+        same = (None if equal else False) if disjoint else (True if equal else None)
+        parts = [f"same {equal}" if equal else "", "no common MAC address" if disjoint else ""]
+        why = ", ".join(part for part in parts if part) or "nothing to compare"
+    return BmcMatch(same, f"{why}: {machine.hardware_text}; {bmc.text}")

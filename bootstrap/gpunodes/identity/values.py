@@ -58,6 +58,12 @@ def same_machine_id(one: str, other: str) -> bool | None:
     return first == second
 
 
+def same_serial(one: str, other: str) -> bool | None:
+    """Whether two serial numbers are equal; None where one is unknown or a placeholder."""
+    first, second = serial(one), serial(other)
+    return first == second if first and second else None
+
+
 def uuid(text: str) -> str:
     """32 hexadecimal digits; "" for a text that is not a UUID, and for a placeholder."""
     digits = text.strip().lower().replace("-", "")

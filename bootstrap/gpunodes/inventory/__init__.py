@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunodes import clusters
+from gpunodes import clusters, settings
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import snapshot
-from gpunodes.inventory.loader import BECOME_FILE, LOGIN_FILE, load, password_of
+from gpunodes.inventory.loader import BECOME_FILE, LOGIN_FILE, VAULT_REMEDY, load, password_of
 from gpunodes.inventory.names import (
     canonical,
     check_destination,
@@ -143,7 +143,7 @@ class Inventory:
             raise WrongInput(
                 f"the variables of {name} cannot be read: {str(error).splitlines()[0]}",
                 "variables that Ansible can read",
-                "correct them; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
+                f"correct them; {VAULT_REMEDY}",
             ) from error
         self._withheld.check(host, found)
         if self.plugin and (key := template_from_outside(found)):
@@ -284,24 +284,36 @@ class Inventory:
     def rendered(self, name: str, *prefixes: str) -> dict[str, Any]:
         """The variables of a machine whose names start with one of ``prefixes``, with rendered templates.
 
-        Raises WrongInput for a template that cannot be rendered, without its value, which may be a secret.
+        As in a playbook, templates see defaults of settings and other machines. Raises WrongInput for a template that
+        cannot be rendered, without its value, which may be a secret.
         """
+        return self._rendered(name, [key for key in self.variables(name) if str(key).startswith(prefixes)], {})
+
+    def with_rendered(self, name: str, keys: Collection[str], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All variables of a machine, those of ``keys`` rendered that are templates; raises as ``rendered``.
+
+        Templates see ``more`` before the inventory's own.
+        """
+        found = self.variables(name)
+        # Ansible needs milliseconds for the templates of a machine.
+        templates = [key for key in keys if key in found and settings.is_template(found[key])]
+        return found | self._rendered(name, templates, more or {}) if templates else found
+
+    def _rendered(self, name: str, keys: Iterable[str], more: Mapping[str, Any]) -> dict[str, Any]:
         from ansible.errors import AnsibleError
         from ansible.template import Templar
+        from ansible.vars.hostvars import HostVars
 
-        variables = self.variables(name)
-        templar = Templar(loader=self._manager._loader, variables=variables)
+        variables = {**_defaults(), **self.variables(name), **more}
+        others = HostVars(self._manager, self._variables, self._manager._loader)
+        templar = Templar(loader=self._manager._loader, variables={**variables, "hostvars": others, "vars": variables})
         found: dict[str, Any] = {}
-        for key in [key for key in variables if key.startswith(prefixes)]:
+        for key in keys:
             try:
                 value = templar.template(variables[key])
-                found[key] = str(value) if isinstance(value, str) else value
             except AnsibleError as error:
-                raise WrongInput(
-                    f"{key} of {name} cannot be rendered",
-                    "a value, or a template of defined variables",
-                    "correct it; for a vault, use --ask-vault-pass, or set ANSIBLE_VAULT_PASSWORD_FILE",
-                ) from error
+                raise _not_rendered(key, name, error) from error
+            found[key] = str(value) if isinstance(value, str) else value
         return found
 
     def connection(self, name: str) -> dict[str, Any]:
@@ -357,12 +369,26 @@ class Inventory:
         )
 
     def _machine(self, name: str, role: Role) -> Machine:
-        variables = self._variables_of(name)
+        # Records, locks of clusters and selections go by the address: a template would be the same in all inventories.
+        variables = self.with_rendered(name, _HOST_VARIABLES)
         for variable in _HOST_VARIABLES:
-            value = str(variables.get(variable) or name)
-            if "{{" not in value:
-                check_destination(name, variable, value)
+            check_destination(name, variable, str(variables.get(variable) or name))
         return Machine(name=name, address=str(variables.get("ansible_host") or name), role=role)
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    """The defaults of settings; one that is a template itself is known to playbooks only."""
+    return {name: value for name, value in settings.defaults().items() if not settings.is_template(value)}
+
+
+def _not_rendered(key: str, name: str, error: Exception) -> WrongInput:
+    from ansible.errors import AnsibleUndefinedVariable
+
+    # Other messages may have the value, which may be a secret.
+    why = f": {str(error).splitlines()[0]}" if isinstance(error, AnsibleUndefinedVariable) else ""
+    wanted = "a value, or a template of variables that the inventory defines"
+    return WrongInput(f"{key} of {name} cannot be rendered{why}", wanted, f"correct it; {VAULT_REMEDY}")
 
 
 def where_to_add(plugin: str) -> str:

@@ -170,7 +170,8 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file in one step. One that exists keeps its mode: users write passwords into it."""
+    """Write a file in one step. One that exists keeps its mode: users write passwords into it. A link stays one."""
+    path = Path(os.path.realpath(path))
     # In a shared folder a file of this name may be another user's, or a link.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 BECOME_FILE, LOGIN_FILE = "ANSIBLE_BECOME_PASSWORD_FILE", "ANSIBLE_CONNECTION_PASSWORD_FILE"
 """Ansible's environment variables for files with the passwords of sudo and of the login."""
+VAULT_FILE, VAULT_FILES = "ANSIBLE_VAULT_PASSWORD_FILE", "ANSIBLE_VAULT_IDENTITY_LIST"
+"""The same for a vault's password, and for several vaults: LABEL@FILE, with commas."""
+VAULT_REMEDY = f"for a vault, use --ask-vault-pass, or set {VAULT_FILE}: your ansible.cfg does not apply"
 _MOST_ENTRIES = 300
 """Files and folders of an inventory: Ansible reads each, and runs those that are executable."""
 
@@ -51,6 +55,7 @@ def load(path: Path) -> Loaded:
             "name it with -i",
         )
     settings.check_ansible_home()
+    settings.import_ansible()
     dynamic: dict[Path, str] = {}
     for source in files(path) if path.is_dir() else [path]:
         if source.suffix in {".yml", ".yaml"} and source.is_file():
@@ -67,31 +72,40 @@ def load(path: Path) -> Loaded:
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
+    from ansible.plugins.loader import init_plugin_loader
+    from ansible.utils.collection_loader import AnsibleCollectionConfig
     from ansible.vars.manager import VariableManager
 
+    if AnsibleCollectionConfig.collection_finder is None:
+        init_plugin_loader()  # templates may use filters of collections
     loader = DataLoader()
     warnings = io.StringIO()
     try:
         with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings):
             _unlock(loader)
+            _load_extra_variables(loader)
         with contextlib.redirect_stdout(None), contextlib.redirect_stderr(warnings), plugins.running(path, dynamic):
             manager = InventoryManager(loader=loader, sources=[str(path)], parse=False)
             withheld = sources.watch(manager, dynamic)
             manager.parse_sources(cache=True)
             variables_of = VariableManager(loader=loader, inventory=manager)
     except AnsibleError as error:
-        first = str(error).splitlines()[0]
-        raise WrongInput(f"{path}: {first}", "an Ansible inventory", "correct the file") from error
-    plugins.check_parsed(path, dynamic, manager._inventory.processed_sources, warnings.getvalue())
-    if path.is_file() and "Unable to parse" in warnings.getvalue():
+        raise WrongInput(f"{path}: {str(error).splitlines()[0]}", "an Ansible inventory", "correct the file") from error
+    _check_parsed(path, dynamic, manager, warnings.getvalue())
+    return Loaded(manager, variables_of, next(iter(dynamic.values()), ""), withheld)
+
+
+def _check_parsed(path: Path, dynamic: Mapping[Path, str], manager: InventoryManager, warnings: str) -> None:
+    """Raise WrongInput if a plugin, or none, could read the inventory."""
+    plugins.check_parsed(path, dynamic, manager._inventory.processed_sources, warnings)
+    if path.is_file() and "Unable to parse" in warnings:
         # The plugins are tried in turn, and the last one is that of the INI form.
-        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings.getvalue())
+        reasons = re.findall(r"plugin: (?:Failed to parse inventory: )?(.+)", warnings)
         raise WrongInput(
             f"{path} is not an inventory" + (f": {reasons[-1].rstrip('.')}" if reasons else ""),
             "an Ansible inventory, in YAML or INI",
             "correct the file",
         )
-    return Loaded(manager, variables_of, next(iter(dynamic.values()), ""), withheld)
 
 
 @functools.cache
@@ -115,21 +129,46 @@ def password_of(file: str, variable: str) -> str:
 
 
 def _unlock(loader: Any) -> None:
-    """Unlock vaults with the password file from Ansible's own settings ($ANSIBLE_VAULT_PASSWORD_FILE)."""
-    from ansible import constants
+    """Unlock vaults with the files that Ansible's environment variables name; raises WrongInput for a prompt."""
     from ansible.parsing.vault import VaultSecretsContext, get_file_vault_secret
 
+    # Not by Ansible's constants: it reads the environment only when it is imported.
+    pairs = [each.strip().partition("@") for each in os.environ.get(VAULT_FILES, "").split(",")]
+    named = [(label, file) if at else ("", label) for label, at, file in pairs]
     secrets = []
-    # Ansible reads the environment only when it is imported.
-    file = os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE") or constants.DEFAULT_VAULT_PASSWORD_FILE
-    if file:
-        secret = get_file_vault_secret(filename=file, vault_id="default", loader=loader)
-        secret.load()
-        secrets = [("default", secret)]
+    for label, file in [*named, ("", os.environ.get(VAULT_FILE, ""))]:
+        if file in {"prompt", "prompt_ask_vault_pass"}:
+            raise WrongInput(
+                f"{VAULT_FILES} asks for a password", "files, or programs that print one", "use --ask-vault-pass"
+            )
+        if file:
+            secret = get_file_vault_secret(filename=file, vault_id=label or "default", loader=loader)
+            secret.load()
+            secrets.append((label or "default", secret))
+    if secrets:
         loader.set_vault_secrets(secrets)
     # Whole files are read with the loader's secrets, single values (!vault) with those of the process.
     if VaultSecretsContext.current(optional=True) is None:
         VaultSecretsContext.initialize(VaultSecretsContext(secrets=secrets))
+
+
+def _load_extra_variables(loader: Any) -> None:
+    """Let Ansible read its -e, once for all that needs it; raises WrongInput for what it refuses."""
+    from ansible import context
+    from ansible.errors import AnsibleError
+    from ansible.utils.vars import load_extra_vars
+
+    try:
+        load_extra_vars(loader)
+    except AnsibleError as error:
+        given = context.CLIARGS.get("extra_vars", ())
+        # Some of Ansible's errors do not name the file. A value may be a password.
+        option = f"-e {given[0]}" if len(given) == 1 and given[0].startswith("@") else "-e"
+        raise WrongInput(
+            f"{option}: {' '.join(str(error).splitlines()[:2]).rstrip('.')}",
+            "variables: NAME=VALUE, a mapping in JSON or YAML, or @FILE with one",
+            f"correct it; {VAULT_REMEDY}" if "vault" in str(error).lower() else "correct it",
+        ) from error
 
 
 def _compose(path: Path) -> yaml.Node | None:

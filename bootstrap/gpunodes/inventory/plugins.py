@@ -138,12 +138,9 @@ def _is_untrusted_template(value: Any) -> bool:
 
 
 def _prepare(inventory: Path) -> None:
-    """Make Ansible find plugins of collections, as its own commands do, and those beside the inventory."""
-    from ansible.plugins.loader import init_plugin_loader, inventory_loader
-    from ansible.utils.collection_loader import AnsibleCollectionConfig
+    """Make Ansible find inventory plugins beside the inventory."""
+    from ansible.plugins.loader import inventory_loader
 
-    if AnsibleCollectionConfig.collection_finder is None:
-        init_plugin_loader()
     if own := folder(inventory):
         inventory_loader.add_directory(str(own))
 

@@ -77,7 +77,7 @@ def read(first: Inventory) -> Adoption:
         configuration = parse_yaml(reading.configuration)
     except ValueError:
         raise GpunodesError("kubeadm's ConfigMap is not valid YAML", "what kubeadm wrote", "correct it") from None
-    return adoption.adopted(reading.version, configuration, reading.nodes, reading.daemon_sets)
+    return adoption.adopted(reading.version, configuration, reading.nodes, reading.daemon_sets, reading.slices)
 
 
 def _machines(inventory: Inventory, view: RunView) -> list[Row]:

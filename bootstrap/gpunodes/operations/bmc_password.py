@@ -31,11 +31,10 @@ def rotate(fleet: InventoryFleet, machine: Machine, path: Path, *, named: bool, 
     new = passwords.new(path)
     renewed = control.with_password(new)
     action = PowerAction.ROTATE_PASSWORD
-    with locked(fleet, machine, action, report) as lost:
+    with locked(fleet, machine, action, report) as confirm:
         bmc = _login(control, renewed)
         if bmc is not None:
-            if problem := lost():
-                raise problem
+            confirm()
             bmc.change_password(new)
         verified = renewed.power()
         state = _verify(verified, path) if verified else PowerState.UNKNOWN

@@ -9,7 +9,8 @@ from gpunodes import shape
 from gpunodes.engine import history
 from gpunodes.engine.events import cause
 from gpunodes.engine.history import EntryKind
-from gpunodes.model import TaskEnded, printable
+from gpunodes.errors import GpunodesError
+from gpunodes.model import PreflightFinding, Severity, TaskEnded, printable
 
 _REPORT = {"tool": str, "summary": str, "failed": str, "refused": str, "seconds": float}
 _NCCL = {"summary": str, "failed": str}
@@ -24,14 +25,16 @@ def note(
     machines: Sequence[str],
     answers: Mapping[str, Mapping[str, Any]],
     failures: Mapping[str, TaskEnded],
-) -> None:
-    """Append what the machines reported of their burn-in; a report of another shape, and a refusal, is left out.
+) -> list[PreflightFinding]:
+    """Append what the machines reported of their burn-in; returns warnings of what could not be written.
 
-    ``answers`` and ``failures`` are the tracker's: the results by key, then by machine, and failures by machine.
+    A report of another shape, and a refusal, is left out. ``answers`` and ``failures`` are the tracker's: the results
+    by key, then by machine, and failures by machine.
     """
     # One task tests NCCL for all machines; Ansible reports its result for an arbitrary one.
     nccl = next((each for each in answers.get("nccl", {}).values() if not shape.wrong(each, _NCCL)), None)
     broken = next((cause(each) for each in failures.values() if each.task == _NCCL_TASK), "")
+    unnoted = []
     for name in machines:
         report = answers.get("burn_in", {}).get(name)
         if not report or shape.wrong(report, _REPORT) or report["refused"]:
@@ -43,12 +46,16 @@ def note(
         elif nccl and not failed and nccl["summary"]:
             failed, what, summary = nccl["failed"], f"{what}, NCCL", f"{summary}; {nccl['summary']}"
         outcome = "failed" if failed else "passed"
-        history.note(
-            name,
-            cluster,
-            EntryKind.BURN_IN,
-            printable(what)[:_DETAIL],
-            outcome,
-            printable(failed or summary)[:_DETAIL],
-            seconds=max(0.0, min(report["seconds"], 1e6)),
-        )
+        try:
+            history.note(
+                name,
+                cluster,
+                EntryKind.BURN_IN,
+                printable(what)[:_DETAIL],
+                outcome,
+                printable(failed or summary)[:_DETAIL],
+                seconds=max(0.0, min(report["seconds"], 1e6)),
+            )
+        except GpunodesError as error:
+            unnoted.append(PreflightFinding(name, "history", error.problem, Severity.WARNING))
+    return unnoted

@@ -90,6 +90,9 @@ def _stand_in(command: Command, machine: Machine, scans: Scans) -> Node:
     verdict: Verdict | None = scans[machine.name].verdict if machine.name in scans else None
     gpus = verdict is None or verdict.gpus_expected is None or verdict.gpus_expected > 0
     pool = policy.pool_of(command.fleet.pool_label(machine.name), gpus=gpus)
+    if machine.role is Role.GPU_HOST:
+        # It never joins the cluster: it says nothing of the pools of nodes.
+        pool = policy.HOST_POOL
     return Node(machine.name.lower(), control_plane=machine.role is Role.CONTROL_PLANE, pool=pool)
 
 

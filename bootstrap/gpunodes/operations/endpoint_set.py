@@ -56,7 +56,7 @@ def run(inventory: Inventory, target: str, view: RunView, options: RunOptions) -
     for machine in controls:
         _check_settings(inventory, machine, target)
     machines = inventory.machines(Role.CONTROL_PLANE, Role.WORKER)
-    vip = bool(settings.resolve(inventory.variables(controls[0].name))[endpoint.VIP])
+    vip = bool(settings.resolve(inventory.with_rendered(controls[0].name, [endpoint.VIP]))[endpoint.VIP])
     variables = {**options.variables, **({} if vip else {endpoint.ENDPOINT: target})}
     view.begin(OPERATION.name, machines)
     folder = journal.open_run(OPERATION.name)
@@ -92,8 +92,8 @@ _RESTORE = "restore it first, or correct the inventory; nothing was changed"
 
 def _check_settings(inventory: Inventory, machine: Machine, target: str) -> None:
     """Raise WrongInput if the settings of a control plane request another one: later runs would refuse this one."""
-    found = endpoint.settings_of(settings.resolve(inventory.variables(machine.name)))
-    if found.requested and "{{" not in found.requested and found.requested != target:
+    found = endpoint.settings_of(settings.resolve(inventory.with_rendered(machine.name, endpoint.SETTINGS)))
+    if found.requested and found.requested != target:
         setting = endpoint.VIP if found.vip else endpoint.ENDPOINT
         raise WrongInput(
             f"{setting} of {machine.name} requests the endpoint {found.requested}, not {target}",

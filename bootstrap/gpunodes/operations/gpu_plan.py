@@ -27,18 +27,17 @@ def run(
     view: RunView,
     kubernetes: str | None,
     variables: Mapping[str, Any],
-    *,
-    without_cluster: bool = False,
 ) -> gpu.Plans:
     """Read the machines and plan; ``variables`` are settings of this run. Nothing is changed.
 
-    An existing cluster decides the Kubernetes version, as it does for a join; ``without_cluster``: none is read.
+    An existing cluster decides the Kubernetes version, as it does for a join, if there is a control plane to ask.
     """
-    version = preflight.requested_version(inventory, kubernetes, machines, without_cluster=without_cluster)
+    alone = preflight.are_alone(inventory)
+    version = preflight.requested_version(inventory, kubernetes, machines, without_cluster=alone)
     folder = journal.open_run("gpu plan")
     view.begin("gpu plan", machines)
     requested = {**variables, "gpunodes_kubernetes_version": version}
-    seen = preflight.inspect(inventory, machines, folder, view, requested, without_cluster=without_cluster)
+    seen = preflight.inspect(inventory, machines, folder, view, requested, alone=alone)
     version = requirements_of(seen.cluster, version).kubernetes
     found = [
         gpu.planned(

@@ -22,6 +22,7 @@ from gpunodes.kubeconfig import OWN_PREFIX, ca_hash_of, from_control_plane, pars
 from gpunodes.model import Machine
 
 _DEADLINE_S = 60.0
+_CA = "certificate-authority-data"
 _NO_CLUSTER = f"{ADMIN} does not exist: not a control plane"
 _READ = f"if [ -e {ADMIN} ]; then exec cat {ADMIN}; else echo {_NO_CLUSTER} >&2; exit 1; fi"
 
@@ -109,8 +110,8 @@ class Merged:
 def find_merged(inventory: Inventory) -> Merged | None:
     """What `kubeconfig --merge` wrote for the inventory's cluster into the user's file; None if there is nothing.
 
-    Entries have the prefix of gpunodes and the server and the CA of the cluster, which its control plane is asked for.
-    Raises GpunodesError if it does not respond, while the file has entries of gpunodes.
+    Entries have the prefix of gpunodes and the CA of the cluster, for which its control plane is asked; their server
+    may be that of before `endpoint set`. Raises GpunodesError if it does not respond, while the file has such entries.
     """
     path = user_file()
     try:
@@ -119,13 +120,15 @@ def find_merged(inventory: Inventory) -> Merged | None:
         return None
     if not any(name.startswith(OWN_PREFIX) for name in _entries(document, "cluster")):
         return None
-    found = merged_for(document, fetch(inventory)["clusters"][0]["cluster"])
+    found = merged_for(document, fetch(inventory)["clusters"][0]["cluster"][_CA])
     return dataclasses.replace(found, path=path) if found.contexts else None
 
 
-def merged_for(document: Mapping[str, Any], cluster: Mapping[str, str]) -> Merged:
-    """The entries of a kubeconfig that gpunodes made for a cluster; none that an entry of the user needs."""
-    named = {name for name, each in _entries(document, "cluster").items() if _is(each, cluster)}
+def merged_for(document: Mapping[str, Any], ca: str) -> Merged:
+    """The entries of a kubeconfig that gpunodes made for the cluster of this CA; none that one of the user needs."""
+    named = {
+        name for name, each in _entries(document, "cluster").items() if isinstance(each, dict) and each.get(_CA) == ca
+    }
     contexts = _entries(document, "context")
     own = {
         name
@@ -151,11 +154,7 @@ def forget(merged: Merged) -> None:
             document[kind] = [each for each in listed if _name(each) not in gone]
     if document.get("current-context") in merged.contexts:
         document["current-context"] = ""
-    _replace(merged.path, document)
-
-
-def _is(entry: Any, cluster: Mapping[str, str]) -> bool:
-    return isinstance(entry, dict) and all(entry.get(key) == value for key, value in cluster.items())
+    _replace(_behind_links(merged.path), document)
 
 
 def _entries(document: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -175,10 +174,17 @@ def user_file() -> Path:
 
 
 def write(path: Path, document: Mapping[str, Any], *, merge: bool) -> None:
-    """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into the existing file."""
+    """Write ``document`` to ``path`` (atomically, mode 0600), or merge it into that file, which may be a link."""
+    if merge:
+        path = _behind_links(path)
     if merge and path.exists():
         document = merged(_existing(path), document)
     _replace(path, document)
+
+
+def _behind_links(path: Path) -> Path:
+    # Path.resolve raises for a link that leads to itself.
+    return Path(os.path.realpath(path))
 
 
 def _existing(path: Path) -> dict[str, Any]:

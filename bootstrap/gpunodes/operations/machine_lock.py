@@ -39,14 +39,14 @@ class MachineLock:
     ) -> None:
         self._leases = leases
         self._ssh = ssh
-        self._stops_api = stops_api
+        self.stops_api = stops_api
         self._report = report
         self._reported_unsure = False
 
     def check(self, record: NodeRecord) -> None:
         """Raise Lost or Unsure if the lock was lost, without a request: during a long stage."""
         if self._leases:
-            with contextlib.suppress(*((Unsure,) if self._stops_api else ())):
+            with contextlib.suppress(*((Unsure,) if self.stops_api else ())):
                 self._leases.check(record.node)
 
     def confirm(self, record: NodeRecord) -> None:
@@ -57,9 +57,9 @@ class MachineLock:
         if lost and not isinstance(lost, locks.Unresponsive):
             raise lost
         try:
-            self._leases.write(record.node, record.text(), wait=not self._stops_api)
+            self._leases.write(record.node, record.text(), wait=not self.stops_api)
         except Unsure:
-            if not self._stops_api:
+            if not self.stops_api:
                 raise
             if not self._reported_unsure:
                 self._report("the control plane itself is worked on: continuing without its lock until it responds")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -76,21 +75,18 @@ def power(
     probed = action is not PowerAction.ON and bmc.state() is not PowerState.OFF
     seen = fleet.scan([machine]) if probed else {}
     if action is not PowerAction.STATUS:
-        with locked(fleet, machine, action, report) as lost:
+        with locked(fleet, machine, action, report) as confirm:
             if probed:
                 _check_contradiction(fleet, machine, seen)
             machine_control = fleet.machine_control(
                 machine, named=named, report=lambda text: report(machine.name, text)
             )
-            own_bmc = machine_control.own_power()
-            if problem := lost():
-                raise problem
             if action is PowerAction.CYCLE:
-                machine_control.cold_cycle()
+                machine_control.cold_cycle(confirm)
             elif action is PowerAction.OFF and machine_control.only_wakes:
-                shut_down(machine_control, own_bmc, seen.get(machine.name))
+                shut_down(machine_control, machine_control.own_power(), seen.get(machine.name), confirm)
             else:
-                powers.change(own_bmc, Order(action.value))
+                powers.change(machine_control.own_power(), Order(action.value), confirm)
             if action is not PowerAction.OFF:
                 _end_off(fleet, machine, report)
     machine_control = fleet.machine_control(machine)
@@ -99,10 +95,9 @@ def power(
         history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, action.value, state)
         return PowerResult(machine.name, action.value, state, bmc.name)
     match = machine_control.compare(bmc)
-    unverified = f"{bmc.name} gets the machine's name with each order"
+    own, why = (match.same, match.why) if match else (None, f"{bmc.name} gets the machine's name with each order")
     if machine_control.only_wakes:
-        unverified = "the network shows whether it is on, and nothing responds to Wake-on-LAN"
-    own, why = (match.same, match.why) if match else (None, unverified)
+        why = f"the network shows whether it is on; {why}"
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
 
 
@@ -114,19 +109,24 @@ def _end_off(fleet: InventoryFleet, machine: Machine, report: Report) -> None:
         switched_on.end_off(fleet, machine, session, report)
 
 
+_TYPE = "gpunodes_bmc_type"
+
+
 def only_wakes(inventory: Inventory, machine: Machine) -> bool:
     """Whether a machine has no BMC, and is switched on by Wake-on-LAN and off by a shutdown."""
-    return bool(settings.resolve(inventory.variables(machine.name))["gpunodes_bmc_type"] == kinds.WOL)
+    return bool(settings.resolve(inventory.with_rendered(machine.name, [_TYPE]))[_TYPE] == kinds.WOL)
 
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the end of an operating system."""
 
 
-def shut_down(control: MachineControl, bmc: powers.Power, seen: MachineScan | None, poll_s: float = 5.0) -> None:
+def shut_down(
+    control: MachineControl, bmc: powers.Power, seen: MachineScan | None, confirm: powers.Confirm, poll_s: float = 5.0
+) -> None:
     """Switch a machine off that has no BMC: its system shuts down over SSH, and then does not respond any more.
 
-    ``seen`` is its scan, None if it is off. Raises PowerProblem.
+    ``seen`` is its scan, None if it is off. Raises PowerProblem, and as ``confirm``.
     """
     if seen is None:
         return
@@ -136,6 +136,7 @@ def shut_down(control: MachineControl, bmc: powers.Power, seen: MachineScan | No
             f"{control.name} has no BMC, and its system does not respond over SSH",
             "switch it off on site",
         )
+    confirm()
     control.shut_down(seen.verdict.boot_id)
     if not powers.off_within(bmc, SHUTDOWN_S, poll_s):
         raise PowerProblem(
@@ -174,21 +175,15 @@ def _match(fleet: Fleet, machine: Machine, seen: Mapping[str, MachineScan], node
     return match_nodes(fleet, nodes, seen)[machine.name]
 
 
-def _not_lost() -> None:
-    """Without a lock, none can be lost."""
-
-
 @contextlib.contextmanager
-def locked(
-    fleet: InventoryFleet, machine: Machine, action: PowerAction, report: Report
-) -> Iterator[Callable[[], GpunodesError | None]]:
-    """Hold a machine's lock while its power is changed; yields a function that returns why it was lost. Raises Held.
+def locked(fleet: InventoryFleet, machine: Machine, action: PowerAction, report: Report) -> Iterator[powers.Confirm]:
+    """Hold a machine's lock while its power is changed; yields a function that raises if it may be lost. Raises Held.
 
     If no lock can be taken, since the control plane is down or does not exist, it continues without and reports that.
     Raises WrongInput for a kubeconfig that cannot be used.
     """
     with contextlib.ExitStack() as held:
-        lost: Callable[[], GpunodesError | None] = _not_lost
+        claim: claims.Claim | None = None
         try:
             command = f"power {action.value}"
             claimed = claims.claimed(
@@ -198,7 +193,6 @@ def locked(
                 lambda each: report(each.machine, str(each.problem)),
             )
             claim = held.enter_context(claimed)
-            lost = functools.partial(claim.lost, at_work=True)
             for finding in claim.findings:
                 report(finding.machine, finding.problem.found)
         except (NoSession, NoLock, WrongInput) as error:
@@ -206,7 +200,12 @@ def locked(
                 # A file that cannot be used is no cluster that is down: it can be corrected.
                 raise
             report(machine.name, f"no lock: {error.problem.found}")
-        yield lost
+
+        def confirm() -> None:
+            if claim and (problem := claim.lost(at_work=True)):
+                raise problem
+
+        yield confirm
 
 
 @dataclass(frozen=True, slots=True)

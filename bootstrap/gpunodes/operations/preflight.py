@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,16 +14,28 @@ from gpunodes.engine import control_planes, events, identities, journal, runner
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
-from gpunodes.operations import claims, kubelets, matching, phases, switched_off
+from gpunodes.operations import claims, judged, kubelets, matching, phases, switched_off
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import certificates, drift, endpoint, gpu, kubelet_drift, networks, preflight, reports, versions
+from gpunodes.planner import (
+    certificates,
+    drift,
+    endpoint,
+    gpu,
+    kubelet_drift,
+    networks,
+    preflight,
+    reports,
+    storage,
+    versions,
+)
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
 from gpunodes.planner.control_planes import given
 from gpunodes.planner.node_address import SETTING as ADDRESS
 from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
 PHASES = (phases.PREFLIGHT,)
+_VERSION = "gpunodes_kubernetes_version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class Inspection:
     log: Path
     prepares: bool = False
     """Whether the machines are only prepared, and join later."""
+    alone: bool = False
+    """Whether their cluster is not known, as in ``ClusterRequirements``."""
     choice: control_planes.Choice | None = None
     """The control plane that was contacted, if any."""
     warnings: Sequence[PreflightFinding] = ()
@@ -93,6 +106,7 @@ def inspect(
     *,
     sources: bool = True,
     without_cluster: bool = False,
+    alone: bool = False,
     compares: bool = False,
     compares_kubelets: bool = False,
     choice: control_planes.Choice | None = None,
@@ -100,18 +114,17 @@ def inspect(
     """Read the facts of ``machines`` and of the cluster of the inventory's control planes, if any.
 
     ``sources``: the machines query their package sources, too. ``without_cluster``: no cluster is read, and machines
-    report the GPUs that copies of their disks will find. ``compares``: control planes among the machines are compared
+    report the GPUs that copies of their disks will find. ``alone``: none is read either, but the machines may be nodes
+    of one, and report what they have. ``compares``: control planes among the machines are compared
     with their settings. ``compares_kubelets``: so are the kubelets of machines that are nodes. ``choice``: the control
     plane, if one is chosen. Raises GpunodesError if Ansible fails on the controller.
     """
     warnings: Sequence[PreflightFinding] = ()
-    if choice is None and not without_cluster and inventory.controls_of(machines):
+    if choice is None and not (without_cluster or alone) and inventory.controls_of(machines):
         choice = control_planes.choose(inventory, {machine.name for machine in machines})
         warnings = claims.unresponsive(choice)
     control = choice.machine if choice else None
-    resolved = {
-        machine.name: settings.resolve({**_own_variables(inventory, machine.name), **variables}) for machine in machines
-    }
+    rendered = judged.rendered(inventory, machines, variables, refuses=sources)
     tracker = Tracker(machines, PHASES, view)
     for machine in machines:
         view.phase(machine.name, phases.PREFLIGHT)
@@ -133,14 +146,17 @@ def inspect(
     )
     ended = runner.run(play, folder, tracker.on_event)
     tracker.check_controller(ended)
-    candidates = _explained(inventory, [_candidate(each, tracker, resolved[each.name]) for each in machines])
+    candidates = _explained(inventory, [_candidate(each, tracker, rendered[each.name], variables) for each in machines])
     identities.remember(inventory.cluster, {each.name: each.facts for each in candidates})
     if control is None:
-        return Inspection(candidates, "", None, None, "", ended.interrupted, ended.log, prepares=without_cluster)
+        found = Inspection(candidates, "", None, None, "", ended.interrupted, ended.log)
+        return replace(found, prepares=without_cluster, alone=alone)
     cluster = checked_cluster(tracker, control.name)
-    requested_kubernetes = str(
-        settings.resolve({**inventory.variables(control.name), **variables})["gpunodes_kubernetes_version"]
-    )
+    listed = inventory.machines(Role.CONTROL_PLANE)
+    others = [each for each in listed if each.name not in rendered]
+    rendered |= judged.rendered(inventory, others, variables, refuses=sources)
+    requested = settings.resolve({**rendered[control.name], **variables})
+    requested_kubernetes = str(requested["gpunodes_kubernetes_version"])
     own = str((cluster or {}).get("version") or requested_kubernetes).removeprefix("v")
     if sources and versions.minor_of(own) != versions.minor_of(requested_kubernetes):
         # The machines queried the package source of another minor than the cluster's, which was not known yet.
@@ -160,7 +176,7 @@ def inspect(
         return replace(newer_seen, warnings=warnings)
     failure, reason = tracker.failures.get(control.name), tracker.answers.get("unresponsive", {}).get(control.name, "")
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
-    controls = _controls(inventory, control, variables, cluster)
+    controls = _controls({each.name: each.address for each in listed}, requested, cluster)
     differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
     found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
     return _with_kubelets(inventory, machines, found, tracker) if compares_kubelets else found
@@ -177,26 +193,16 @@ def _with_kubelets(inventory: Inventory, machines: Sequence[Machine], seen: Insp
 
 
 def _controls(
-    inventory: Inventory, control: Machine, variables: Mapping[str, Any], cluster: Mapping[str, Any] | None
+    addresses: Mapping[str, str], requested: Mapping[str, Any], cluster: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
-    """What the inventory and the cluster determine of ``given``."""
-    requested = settings.resolve({**inventory.variables(control.name), **variables})
+    """What the inventory and the cluster determine of ``given``: its control planes, and the settings of one."""
     target = requested[endpoint.VIP] or requested[endpoint.ENDPOINT]
     return {
-        "machines": {machine.name: machine.address for machine in inventory.machines(Role.CONTROL_PLANE)},
+        "machines": addresses,
         "endpoint": str((cluster or {}).get("endpoint") or target or ""),
         "arguments": requested["gpunodes_component_arguments"],
         "leader_election": (cluster or {}).get("leader_election", True),
     }
-
-
-def _own_variables(inventory: Inventory, name: str) -> dict[str, Any]:
-    """The variables of a machine, with a rendered address in the cluster."""
-    found = inventory.variables(name)
-    # Preflight reports a template that cannot be rendered; commands without preflight do not need it.
-    with contextlib.suppress(WrongInput):
-        found |= inventory.rendered(name, ADDRESS)
-    return found
 
 
 def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[MachineFacts]:
@@ -212,8 +218,14 @@ def _explained(inventory: Inventory, candidates: list[MachineFacts]) -> list[Mac
     ]
 
 
-def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) -> MachineFacts:
-    """What a machine reported, or why it did not."""
+def _candidate(
+    machine: Machine, tracker: Tracker, own: Mapping[str, Any], variables: Mapping[str, Any]
+) -> MachineFacts:
+    """What a machine reported, or why it did not; ``own`` are its variables, ``variables`` those of the run."""
+    resolved = settings.resolve({**own, **variables})
+    shares = resolved[storage.SETTING]
+    # A wrong value is another check's problem.
+    serves = not [*storage.problems(shares)] and storage.serves(shares, own.get("group_names") or ())
     facts = tracker.answers.get("host_facts", {}).get(machine.name)
     failure = tracker.failures.get(machine.name)
     why = events.cause(failure) if failure else "Ansible stopped before the machine reported its facts"
@@ -226,7 +238,7 @@ def _candidate(machine: Machine, tracker: Tracker, resolved: Mapping[str, Any]) 
         unreachable=why,
         read_at=tracker.answered_at.get(machine.name),
         requested=gpu.requested_of(resolved, ""),
-        network=networks.settings_of(resolved),
+        network=networks.settings_of(resolved, storage=serves),
         endpoint=endpoint.settings_of(resolved),
         asked_at=tracker.asked_at.get(machine.name),
         time_service=str(resolved["gpunodes_time_service"]),
@@ -262,7 +274,7 @@ def judge(
     """
     controls = given(**seen.controls, growth=growth.value) if seen.controls else None
     requirements = requirements_of(
-        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, control_planes=controls
+        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, alone=seen.alone, control_planes=controls
     )
     findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements), *drift_findings(seen)]
     if needs_cluster and seen.cluster is None:
@@ -274,9 +286,19 @@ def judge(
     return findings + [PreflightFinding(seen.control, "certificates", each, Severity.WARNING) for each in ends]
 
 
+def findings_of(inventory: Inventory, seen: Inspection, kubernetes: str) -> list[PreflightFinding]:
+    """What `preflight` finds: what ``judge`` does, and the warnings about storage."""
+    return [*judge(seen, kubernetes), *storage_findings.of_machines(inventory, seen.facts)]
+
+
 def drift_findings(seen: Inspection) -> list[PreflightFinding]:
     """How control planes and kubelets differ from their settings."""
     return [*drift.findings(seen.differing), *kubelet_drift.findings(seen.kubelets, seen.control)]
+
+
+def are_alone(inventory: Inventory) -> bool:
+    """Whether machines are checked by themselves: of their cluster, if they have one, no control plane can be asked."""
+    return not inventory.machines(Role.CONTROL_PLANE)
 
 
 def requested_version(
@@ -290,10 +312,9 @@ def requested_version(
     if given:
         return versions.check(given)
     controls = [] if without_cluster else inventory.controls_of(machines)
-    names = [machine.name for machine in (machines if without_cluster else controls)]
-    requested = {
-        str(settings.resolve(inventory.variables(name))["gpunodes_kubernetes_version"]): name for name in names
-    }
+    asked = [each for each in machines if each.role is not Role.GPU_HOST] if without_cluster else controls
+    names = [machine.name for machine in asked]
+    requested = {str(settings.resolve(inventory.with_rendered(name, [_VERSION]))[_VERSION]): name for name in names}
     if len(requested) > 1:
         raise WrongInput(
             f"gpunodes_kubernetes_version is {' and '.join(sorted(requested))}, depending on the machine",
@@ -309,15 +330,13 @@ def run(
     view: RunView,
     kubernetes: str | None = None,
     variables: Mapping[str, Any] | None = None,
-    *,
-    without_cluster: bool = False,
 ) -> RunResult:
     """The command `preflight`: all findings of all machines; nothing is changed.
 
-    ``variables``: settings of this run. ``without_cluster``: of machines whose cluster is not known, as before
-    `prepare`.
+    ``variables``: settings of this run.
     """
-    version = requested_version(inventory, kubernetes, machines, without_cluster=without_cluster)
+    alone = are_alone(inventory)
+    version = requested_version(inventory, kubernetes, machines, without_cluster=alone)
     folder = journal.open_run("preflight")
     view.begin("preflight", machines)
     seen = inspect(
@@ -326,11 +345,11 @@ def run(
         folder,
         view,
         {**(variables or {}), "gpunodes_kubernetes_version": version},
-        without_cluster=without_cluster,
-        compares=not without_cluster,
-        compares_kubelets=not without_cluster,
+        alone=alone,
+        compares=not alone,
+        compares_kubelets=not alone,
     )
-    findings = [*judge(seen, version), *storage_findings.of_machines(inventory, seen.facts)]
+    findings = findings_of(inventory, seen, version)
     view.findings(findings)
     unreachable = {candidate.name for candidate in seen.candidates if candidate.facts is None}
     results = [

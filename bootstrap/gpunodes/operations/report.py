@@ -135,6 +135,9 @@ class Progress:
 def gather(inventory: Inventory, progress: Progress, *, scanned: bool = True) -> ClusterReport:
     """Read all sources, one after the other; raises Interrupted, and nothing else that a source raises.
 
+    Without control planes the nodes and their maintenance are read by the kubeconfig, if there is one, and nothing else
+    of the cluster.
+
     ``scanned``: the machines are probed, too. Machines that the autoscaler keeps off are asked for nothing: they would
     count as failed.
     """
@@ -144,15 +147,15 @@ def gather(inventory: Inventory, progress: Progress, *, scanned: bool = True) ->
     health: Section[Sequence[Verdict]] = Section(why="left out by --no-scan")
     if scanned:
         health = _section(lambda: _verdicts(inventory, machines, off, progress))
-    cluster: Section[ClusterStatus]
-    certificates: Section[Sequence[MachineCertificates]]
+    cluster: Section[ClusterStatus] = Section(why="the inventory has no control plane")
+    certificates: Section[Sequence[MachineCertificates]] = Section(why=cluster.why)
+    controls = cluster
     if inventory.machines(Role.CONTROL_PLANE):
-        cluster = _section(lambda: _played(progress, lambda view: status.run(inventory, view)))
+        cluster = controls = _section(lambda: _played(progress, lambda view: status.run(inventory, view)))
         nodes = [each for each in inventory.machines(Role.CONTROL_PLANE, Role.WORKER) if each.name not in off]
         certificates = _section(lambda: _played(progress, lambda view: ends.run(inventory, nodes, view)))
-    else:
-        cluster = Section(why="the inventory has no control plane")
-        certificates = Section(why=cluster.why)
+    elif inventory.kubeconfig:
+        cluster = _section(lambda: status.by_kubeconfig(inventory))
     return ClusterReport(
         inventory=str(inventory.path),
         name=inventory.cluster,
@@ -162,9 +165,9 @@ def gather(inventory: Inventory, progress: Progress, *, scanned: bool = True) ->
         findings=Section(seen.value[1] if seen.value else None, seen.why, seen.failed),
         health=health,
         history=_section(lambda: history.read(cluster=inventory.cluster)),
-        rollout=_of_api(cluster, lambda: rolling.read(fleet, lambda _, text: progress.message(text))),
+        rollout=_of_api(controls, lambda: rolling.read(fleet, lambda _, text: progress.message(text))),
         maintenance=_of_api(cluster, lambda: maintenance.listed(fleet, progress.message)),
-        autoscale=_scaled(cluster, fleet),
+        autoscale=_scaled(controls, fleet),
         machines=_machines(fleet, machines, seen.value[0] if seen.value else (), cluster.value, health.value or ()),
         ended=time.time(),
     )
@@ -220,14 +223,18 @@ def _inspected(
 
     How control planes differ from their settings is in the section of the cluster.
     """
-    version = preflight.requested_version(inventory, None, machines)
+    alone = preflight.are_alone(inventory)
+    version = preflight.requested_version(inventory, None, machines, without_cluster=alone)
     folder = journal.open_run("report")
     with progress.run() as view:
         view.begin("report", machines)
-        seen = preflight.inspect(inventory, machines, folder, view, {"gpunodes_kubernetes_version": version})
+        seen = preflight.inspect(
+            inventory, machines, folder, view, {"gpunodes_kubernetes_version": version}, alone=alone
+        )
     if seen.interrupted:
         raise Interrupted
-    return seen.candidates, [each for each in preflight.judge(seen, version) if each.check != _ELSEWHERE]
+    found = preflight.findings_of(inventory, seen, version)
+    return seen.candidates, [each for each in found if each.check != _ELSEWHERE]
 
 
 def _verdicts(

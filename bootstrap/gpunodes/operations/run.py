@@ -26,7 +26,7 @@ from gpunodes.model import (
     RunResult,
     Severity,
 )
-from gpunodes.operations import burn_in_history, claims, pools, preflight
+from gpunodes.operations import burn_in_history, claims, judged, pools, preflight
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
@@ -169,14 +169,15 @@ def carry_out(
             functools.partial(_at_work, operation, tracker, controls or machines),
             view,
         )
-        burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
         if ended.interrupted and claim:
             _revoke(operation, inventory, folder, claim)
+        unnoted = burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
+        view.findings(unnoted)
     interrupted = ended.interrupted and lost is None
     return replace(
         result,
         machines=tracker.results(ok=ended.ok, interrupted=interrupted, error_text=str(lost or ended.error_text)),
-        findings=findings,
+        findings=[*findings, *unnoted],
         log=str(ended.log),
         interrupted=interrupted,
     )
@@ -365,10 +366,8 @@ def _applicable(
 
     The first one of ``controls`` is the control plane at which the cluster is created or changed.
     """
-    requested = {
-        machine.name: settings.resolve({**inventory.variables(machine.name), **options.variables})
-        for machine in machines
-    }
+    rendered = judged.rendered(inventory, machines, options.variables, refuses=False)
+    requested = {name: settings.resolve({**own, **options.variables}) for name, own in rendered.items()}
     creators = {machine.name for machine in controls[:1]}
     own = {machine.name for machine in machines if machine.role is Role.CONTROL_PLANE}
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import control_planes, identities, journal, runner
+from gpunodes.engine.cluster.errors import check
+from gpunodes.engine.cluster.listed import Listed
 from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.identity.matcher import Matcher
 from gpunodes.identity.model import MachineIdentity, described
@@ -60,6 +63,7 @@ class ClusterStatus:
     """The cluster as its control plane reports it."""
 
     endpoint: str
+    """"" if it was read by a kubeconfig."""
     version: str
     nodes: Sequence[NodeStatus]
     missing: Sequence[str]
@@ -93,10 +97,9 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
     choice = control_planes.choose(inventory, every=True)
     control = choice.machine
-    vip = str(settings.resolve(inventory.variables(control.name))[endpoint.VIP])
+    vip = str(settings.resolve(inventory.with_rendered(control.name, [endpoint.VIP]))[endpoint.VIP])
     tracker, cluster = _read(inventory, choice, view)
-    machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
-    found = assemble(list(identities.recall_all(inventory.cluster, machines).values()), cluster)
+    found = assemble(_identities(inventory), cluster)
     dead = [f"{name} does not respond as a control plane: {why}" for name, why in choice.failures]
     names = [machine.name for machine in control_planes.responding(inventory, choice)]
     certificates = ends.reported(tracker, names, "")
@@ -125,6 +128,24 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
             *([own.unknown] if own.unknown else ()),
         ],
     )
+
+
+def by_kubeconfig(inventory: Inventory) -> ClusterStatus:
+    """The nodes by the inventory's kubeconfig, without what control planes alone know. Raises GpunodesError."""
+    with contextlib.closing(control_planes.session(inventory)) as session:
+        cluster = Listed(session, patience_s=0.0).read()
+    check(cluster["nodes"], reports.NODES, "its nodes")
+    found = assemble(_identities(inventory), cluster)
+    hosts = [machine.name for machine in inventory.machines(Role.GPU_HOST)]
+    etcd = "they are read over SSH, on control planes in the inventory"
+    # The warning about older kubelets names `gpunodes upgrade`, which needs control planes.
+    return replace(found, gpu_hosts=hosts, etcd_problem=etcd, warnings=())
+
+
+def _identities(inventory: Inventory) -> list[MachineIdentity]:
+    """Those of the machines that are meant to be nodes, as they were recorded."""
+    machines = {machine.name: machine.address for machine in inventory.machines() if machine.role is not Role.GPU_HOST}
+    return list(identities.recall_all(inventory.cluster, machines).values())
 
 
 def _read(inventory: Inventory, choice: control_planes.Choice, view: RunView) -> tuple[Tracker, Mapping[str, Any]]:

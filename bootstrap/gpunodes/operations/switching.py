@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunodes.engine import history
@@ -113,7 +113,7 @@ def on(
             return _on_without_node(fleet, machine, control, bmc, report, cluster, stop)
         node = _node(fleet, cluster, machine, {})
         with _held(leases, node.name):
-            powers.change(bmc, Order.ON)
+            powers.change(bmc, Order.ON, lambda: leases.confirm(node.name))
             switched_on.end_off(fleet, machine, cluster.session, report)
             report(machine.name, f"waiting until its node is ready, at most {limits.verify:.0f} s")
             _wait_ready(fleet, cluster, leases, machine, node, limits, stop)
@@ -133,8 +133,8 @@ def _on_without_node(
 ) -> PowerResult:
     limits = time_limits(fleet)
     # By its names, as a join locks it: its node may be created meanwhile.
-    with power.locked(fleet, machine, power.PowerAction.ON, report) as lost:
-        wait = without_node.Wait(fleet, machine, control, report, lost, limits.verify, limits.poll, stop)
+    with power.locked(fleet, machine, power.PowerAction.ON, report) as confirm:
+        wait = without_node.Wait(fleet, machine, control, report, confirm, limits.verify, limits.poll, stop)
         found = without_node.switch_on(wait, bmc, cluster)
         if found and cluster:
             _end_maintenance(cluster, found, machine, report)
@@ -237,7 +237,7 @@ def _drain(
 
 def _switch_off(
     control: MachineControl,
-    confirm: Callable[[], None],
+    confirm: powers.Confirm,
     boot_id: str,
     limits: TimeLimits,
     machine: Machine,
@@ -247,17 +247,16 @@ def _switch_off(
 
     ``confirm`` renews the lock before each of both; it raises if another command may hold it.
     """
-    confirm()
     bmc = control.own_power()
     if boot_id:
         report(machine.name, "shutting its system down")
+        confirm()
         control.shut_down(boot_id)
         if powers.off_within(bmc, limits.shutdown, limits.poll):
             return
         report(machine.name, f"its system did not end within {limits.shutdown:.0f} s: switching its power off")
-        confirm()
         bmc = control.own_power()
-    powers.change(bmc, Order.OFF)
+    powers.change(bmc, Order.OFF, confirm)
 
 
 def _wait_ready(

@@ -28,13 +28,13 @@ SSH, NODE = "ssh", "node"
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A machine that is switched on, and how long that may take; ``lost`` returns why its lock was lost, if it was."""
+    """A machine that is switched on, and how long that may take; ``confirm`` raises if its lock may be lost."""
 
     fleet: InventoryFleet
     machine: Machine
     control: MachineControl
     report: Report
-    lost: Callable[[], GpunodesError | None]
+    confirm: powers.Confirm
     limit_s: float
     poll_s: float
     stop: threading.Event
@@ -44,8 +44,7 @@ class Wait:
         """Wait until ``why_not`` returns ""; raises GpunodesError in the end, if the lock is lost or on ``stop``."""
         deadline = time.monotonic() + self.limit_s
         while why := why_not():
-            if problem := self.lost():
-                raise problem
+            self.confirm()
             if time.monotonic() > deadline:
                 name = self.machine.name
                 raise GpunodesError(
@@ -72,7 +71,7 @@ def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | 
     name = wait.machine.name
     # Before it is switched on: that ends its state.
     is_scaled = cluster is not None and bool(match_switched(wait.fleet, cluster.switched_off(), {}).get(name))
-    powers.change(bmc, Order.ON)
+    powers.change(bmc, Order.ON, wait.confirm)
     if cluster:
         switched_on.end_off(wait.fleet, wait.machine, cluster.session, wait.report)
     wait.report(name, f"it has no node: waiting until it responds over SSH, at most {wait.limit_s:.0f} s")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Role
 from gpunodes.planner import node_address, versions
@@ -37,6 +38,23 @@ _NETWORKS: Mapping[str, str] = {
     "kube-ovn-cni": "Kube-OVN",
 }
 """Network add-ons by the names of their DaemonSets, from their own manifests."""
+_GPUS = "GPUs of pods"
+_OPERATOR = "GPU Operator"
+_OPERATOR_NAMESPACE = "gpu-operator"
+_SERVING: Mapping[str, str] = {
+    "nvidia-container-toolkit-daemonset": _OPERATOR,
+    "nvidia-driver-daemonset": _OPERATOR,
+    "k8s-device-plugin": "device plugin",
+    "nvidia-device-plugin": "device plugin",
+    "nvidia-gpu-device-plugin": "device plugin",
+    "nvidia-dra-driver": "driver for dynamic resource allocation",
+    "k8s-dra-driver-gpu": "driver for dynamic resource allocation",
+}
+"""Parts of names and images of what serves NVIDIA's GPUs. Those of the operator, whatever its namespace is:
+github.com/NVIDIA/gpu-operator, assets; its other parts may stay."""
+_DRIVER = "gpu.nvidia.com"
+"""That of NVIDIA's ResourceSlices."""
+_SHOWN = 5
 _RUNTIMES = {"containerd": "containerd", "docker": "docker"}
 _SKEW = 3
 """Minors by which a kubelet may be older than the API server (kubernetes.io, "Version Skew Policy")."""
@@ -80,9 +98,13 @@ class Adoption:
 
 
 def adopted(
-    version: str, configuration: Any, nodes: Sequence[Mapping[str, Any]], sets: Sequence[Mapping[str, Any]]
+    version: str,
+    configuration: Any,
+    nodes: Sequence[Mapping[str, Any]],
+    sets: Sequence[Mapping[str, Any]],
+    slices: Sequence[Mapping[str, Any]] = (),
 ) -> Adoption:
-    """A cluster by its objects (``configuration``: kubeadm's, parsed); raises GpunodesError.
+    """A cluster by its objects (``configuration``: kubeadm's, parsed; ``slices``: of resources); raises GpunodesError.
 
     That is for one of an unknown version, with IPv6, or with names and addresses of nodes that are not valid.
     """
@@ -109,7 +131,7 @@ def adopted(
     domain = str(network.get("dnsDomain") or _DOMAIN)[:80]
     rows.append(Row("", "domain of services", domain, _DOMAIN, Fit.SAME if domain == _DOMAIN else Fit.OTHER))
     row, settings["gpunodes_network"] = _network(sets)
-    rows.append(row)
+    rows += [row, _gpus(nodes, sets, slices)]
     runtimes, own = set[str](), list[Row]()
     for node, each in zip(nodes, found, strict=True):
         own += _node_rows(each.name, node["status"]["nodeInfo"], minor, runtimes)
@@ -202,6 +224,52 @@ def _network(sets: Sequence[Mapping[str, Any]]) -> tuple[Row, str]:
     names = sorted({_NETWORKS[each["metadata"]["name"]] for each in sets if each["metadata"]["name"] in _NETWORKS})
     found = ", ".join(names) or "not known"
     return Row("", "network add-on", found, "yours stays: gpunodes_network is none", Fit.OTHER), "none"
+
+
+def _gpus(
+    nodes: Sequence[Mapping[str, Any]], sets: Sequence[Mapping[str, Any]], slices: Sequence[Mapping[str, Any]]
+) -> Row:
+    """What serves GPUs to pods: `gpu install` adds NVIDIA's device plugin, and two of them break each other."""
+    serving = [(each, title) for each in sets if (title := _serving(each))]
+    foreign = [(each, title) for each, title in serving if not _is_own(each)]
+    if foreign:
+        names = ", ".join(_qualified(each) for each, _ in foreign[:_SHOWN])
+        operator = any(title == _OPERATOR for _, title in foreign)
+        wanted = (
+            "before GPU software, or a machine with GPUs, is added, switch off its driver, toolkit and device plugin"
+            if operator
+            else "before GPU software, or a machine with GPUs, is added, delete it: gpunodes installs NVIDIA's own"
+        )
+        title = _OPERATOR if operator else foreign[0][1]
+        return Row("", _GPUS, f"{title} ({names})", wanted, Fit.WRONG)
+    if serving:
+        return Row("", _GPUS, f"{serving[0][1]} of gpunodes", f"{serving[0][1]} of gpunodes", Fit.SAME)
+    offering = [each["metadata"]["name"] for each in nodes if devices.counts(each["status"].get("allocatable") or {})]
+    offering += [each["spec"].get("nodeName", "") for each in slices if each["spec"]["driver"] == _DRIVER]
+    if offering:
+        found = f"{', '.join(sorted(set(offering))[:_SHOWN])} offer them, by a program of no known name"
+        return Row("", _GPUS, found, "before GPU software is added, find it and delete it", Fit.WRONG)
+    return Row("", _GPUS, "none is offered to pods", "none, until `gpu install` or `join` adds them", Fit.SAME)
+
+
+def _serving(daemons: Mapping[str, Any]) -> str:
+    """What a DaemonSet serves GPUs with, by its name or images; "" if it does not."""
+    metadata, pods = daemons["metadata"], daemons["spec"]["template"].get("spec") or {}
+    images = [each.get("image") or "" for each in pods.get("containers") or ()]
+    texts = [metadata["name"], *images]
+    found = next((title for part, title in _SERVING.items() if any(part in text for text in texts)), "")
+    return _OPERATOR if found and metadata["namespace"] == _OPERATOR_NAMESPACE else found
+
+
+def _is_own(daemons: Mapping[str, Any]) -> bool:
+    """Whether the role device_plugin made a DaemonSet: only administrators write into this namespace."""
+    metadata = daemons["metadata"]
+    labels = metadata.get("labels") or {}
+    return metadata["namespace"] == "kube-system" and labels.get("app.kubernetes.io/managed-by") == "gpunodes"
+
+
+def _qualified(daemons: Mapping[str, Any]) -> str:
+    return f"{daemons['metadata']['namespace'][:60]}/{daemons['metadata']['name'][:60]}"
 
 
 def _node_rows(name: str, info: Mapping[str, Any], minor: int, runtimes: set[str]) -> Iterator[Row]:

@@ -117,6 +117,7 @@ def document(
                     "uuid": each.identity.system_uuid,
                     "serial": each.identity.serial,
                     "macs": list(each.identity.macs),
+                    "machine_id": each.identity.machine_id,
                 },
                 "address": each.address,
                 "capacity": (each.template or {}).get("capacity") or templates[each.pool]["capacity"],

@@ -79,9 +79,14 @@ class ClusterRequirements:
     joins: bool = True
     """Whether the machines are to be nodes of it: other machines need no address in the cluster."""
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """The addresses of the nodes and of the machines that are checked, by name; `judge` fills them in."""
+    """The addresses in the cluster of nodes, and of the machines that are checked, by name; `judge` fills them in."""
+    controls: Mapping[str, str] = field(default_factory=dict)
+    """The same of the control planes, if there are several; `judge` fills them in."""
     prepares: bool = False
     """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
+    alone: bool = False
+    """Whether the machines are checked by themselves: they may be nodes of a cluster of which nothing is known,
+    neither its CA nor its version."""
     endpoint: str = ""
     """HOST:PORT at which the machines of the cluster reach its API; "" without a cluster."""
     macs: frozenset[str] = frozenset()
@@ -96,6 +101,7 @@ def requirements_of(
     *,
     joins: bool = True,
     prepares: bool = False,
+    alone: bool = False,
     control_planes: ControlPlanes | None = None,
 ) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
@@ -106,6 +112,7 @@ def requirements_of(
         nodes=cluster.get("nodes", ()),
         joins=joins,
         prepares=prepares,
+        alone=alone,
         endpoint=str(cluster.get("endpoint") or ""),
         control_planes=control_planes or ControlPlanes(),
     )

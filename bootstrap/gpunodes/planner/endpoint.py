@@ -16,6 +16,8 @@ ENDPOINT = "gpunodes_control_plane_endpoint"
 VIP = "gpunodes_control_plane_vip"
 ROUTER_ID = "gpunodes_control_plane_vip_router_id"
 INTERVAL = "gpunodes_control_plane_vip_interval"
+SETTINGS = (ENDPOINT, VIP, ROUTER_ID, INTERVAL, "gpunodes_pod_subnet", "gpunodes_service_subnet")
+"""All that ``settings_of`` reads."""
 PORT = 6443
 CONFIG = "/etc/keepalived/keepalived.conf"
 PEERS = "/etc/keepalived/gpunodes-peers.conf"

@@ -17,7 +17,8 @@ added to them."""
 OPEN, LEAVE = "open", "leave"
 """The choices of gpunodes_firewall."""
 _OPENED = ("users", "cluster", "nodes")
-"""Who must reach the ports that are opened; services of type NodePort are opened by those who decide for whom."""
+"""Who must reach the ports that are opened on every machine of a role; services of type NodePort are opened by those
+who decide for whom."""
 
 
 def wanted(
@@ -87,9 +88,22 @@ def labels(facts: Mapping[str, Any], setting: str) -> dict[str, str]:
     return {LABEL: value} if value else {}
 
 
-def closed(firewall: Mapping[str, Any], role: Role, network: str) -> list[ports.Port]:
-    """The ports that must be open and that no rule of a firewall mentions; whom its rules let in is not examined."""
-    needed = [port for port in ports.of(role, network=network) if port.from_ in _OPENED]
+def closed(
+    firewall: Mapping[str, Any],
+    role: Role,
+    network: str,
+    *,
+    controls: bool = False,
+    shared: bool = False,
+    storage: bool = False,
+) -> list[ports.Port]:
+    """The ports that must be open and that no rule of a firewall mentions; whom its rules let in is not examined.
+
+    ``controls``: there are other control planes; ``shared``: they share a virtual address. ``storage``: the machine
+    serves shares.
+    """
+    opened = {*_OPENED, *(["control_planes"] if controls else []), *(["virtual_address"] if shared else [])}
+    needed = [port for port in ports.of(role, network=network, storage=storage) if port.from_ in opened]
     return [port for port in needed if not any(_covers(text, port) for text in firewall["open"])]
 
 
@@ -97,6 +111,8 @@ def _covers(text: str, port: ports.Port) -> bool:
     if text == "*":
         return True
     numbers, _, protocol = text.partition("/")
+    if not protocol and port.protocol not in {"tcp", "udp"}:
+        return False
     first, _, last = numbers.partition("-")
     return protocol in {"", port.protocol} and int(first) <= port.first and port.last <= int(last or first)
 

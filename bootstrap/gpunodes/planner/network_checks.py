@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from gpunodes.ansible.module_utils.host.spec import Firewall
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import Role, Severity
 from gpunodes.planner import firewall, networks, ports
@@ -22,6 +23,33 @@ class Case:
     """The addresses of the other machines and nodes, by name."""
     in_cluster: bool
     """The cluster exists."""
+    controls: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of the other control planes, {} if there are none."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Of those with which it shares a virtual address."""
+
+    def closed(self, found: Mapping[str, Any]) -> list[ports.Port]:
+        """The ports of the machine that no rule of an active firewall mentions."""
+        return firewall.closed(
+            found,
+            self.role,
+            self.settings.network,
+            controls=bool(self.controls),
+            shared=bool(self.shared),
+            storage=self.settings.storage,
+        )
+
+    def rules(self) -> Firewall:
+        """What gpunodes would open."""
+        return firewall.wanted(
+            self.role,
+            self.others.values(),
+            self.settings.pods,
+            self.controls.values(),
+            self.shared.values(),
+            network=self.settings.network,
+            storage=self.settings.storage,
+        )
 
 
 def _tools(case: Case) -> Iterator[Problem]:
@@ -61,16 +89,16 @@ def _firewall(case: Case) -> Iterator[Problem]:
     if case.settings.firewall != firewall.OPEN or networks.is_node(case.facts):
         return
     for each in case.facts["firewalls"]:
-        if each["writable"] or not (closed := firewall.closed(each, case.role, case.settings.network)):
+        if each["writable"] or not (closed := case.closed(each)):
             continue
-        rules = firewall.wanted(case.role, case.others.values(), case.settings.pods, network=case.settings.network)
-        needed = {port.text for port in closed}
-        lines = firewall.commands(each, firewall.narrowed(rules, needed))
+        lines = firewall.commands(each, firewall.narrowed(case.rules(), {port.text for port in closed}))
+        # Without another machine there is nobody to open the ports to.
+        add = f"add `{'`, `'.join(lines)}`" if lines else "open these ports"
         yield Problem(
             f"{_named(each)} drops packets, and gpunodes cannot add rules to it that last: it opens no "
             f"{', '.join(port.text for port in closed)}",
             "open ports, or ufw, firewalld, or a ruleset that the service nftables loads",
-            f"add `{'`, `'.join(lines)}` where these rules are kept, then set gpunodes_firewall to leave",
+            f"{add} where these rules are kept, then set gpunodes_firewall to leave",
         )
 
 
@@ -78,7 +106,7 @@ def _closed(case: Case) -> Iterator[Problem]:
     if case.settings.firewall != firewall.LEAVE:
         return
     for each in case.facts["firewalls"]:
-        if closed := firewall.closed(each, case.role, case.settings.network):
+        if closed := case.closed(each):
             shown = ", ".join(f"{port.text} (from {firewall.who(port)})" for port in closed)
             yield Problem(
                 f"{_named(each)} is active, and no rule of it mentions {shown}",

@@ -26,6 +26,8 @@ class NetworkSettings:
     runtime: str = "containerd"
     firewall: str = "open"
     network: str = "flannel"
+    storage: bool = False
+    """The machine serves shares of gpunodes_storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,18 @@ class _Overlap:
         return f"{self.range.title} {self.range.network} overlaps {self.what}"
 
 
-def settings_of(settings: Mapping[str, Any]) -> NetworkSettings:
-    """The network's settings by the names of settings; those that are missing have defaults that check nothing."""
+def settings_of(settings: Mapping[str, Any], *, storage: bool = False) -> NetworkSettings:
+    """The network's settings by the names of settings; those that are missing have defaults that check nothing.
+
+    ``storage``: the machine serves shares.
+    """
     return NetworkSettings(
         pods=str(settings.get("gpunodes_pod_subnet") or ""),
         services=str(settings.get("gpunodes_service_subnet") or ""),
         runtime=str(settings.get("gpunodes_runtime") or "containerd"),
         firewall=str(settings.get("gpunodes_firewall") or "open"),
         network=str(settings.get("gpunodes_network") or "flannel"),
+        storage=storage,
     )
 
 
@@ -171,8 +177,10 @@ def _of_routes(
         for target in _without_loopback(route["to"]):
             if each.network.overlaps(target) and (route["device"], target) not in implied:
                 via = f" through {route['gateway']}" if route["gateway"] else ""
+                table = f" (table {route['table']})" if route.get("table") else ""
                 is_wider = bool(route["gateway"]) and target.prefixlen < each.network.prefixlen
-                yield _Overlap(each, f"the route to {target}{via} of {route['device']}", route["device"], is_wider)
+                what = f"the route to {target}{via} of {route['device']}{table}"
+                yield _Overlap(each, what, route["device"], is_wider)
 
 
 def _without_loopback(text: str) -> list[Network]:

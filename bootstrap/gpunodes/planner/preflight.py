@@ -17,6 +17,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import (
     clocks,
+    cluster_addresses,
     control_planes,
     endpoint_checks,
     gates,
@@ -58,8 +59,8 @@ class Check:
         """Whether it concerns this machine."""
         if self.concerns is Concerns.MACHINES:
             return True
-        prepares = requirements.prepares and self.concerns is Concerns.JOINING
-        return candidate.role is not Role.GPU_HOST and not prepares
+        joins = not (requirements.prepares or requirements.alone)
+        return candidate.role is not Role.GPU_HOST and (joins or self.concerns is not Concerns.JOINING)
 
 
 def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> list[PreflightFinding]:
@@ -68,8 +69,9 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
     own = own_nodes([candidate for candidate in candidates if candidate.facts], requirements)
     candidates = [replace(candidate, node=own.get(candidate.name, {})) for candidate in candidates]
     macs = frozenset(endpoint_checks.macs([candidate.facts for candidate in candidates if candidate.facts]))
-    requirements = replace(requirements, addresses=_addresses(candidates, requirements), macs=macs)
-    same = {} if requirements.prepares else shared(candidates, requirements)
+    requirements = replace(requirements, addresses=cluster_addresses.of_all(candidates, requirements), macs=macs)
+    requirements = replace(requirements, controls=cluster_addresses.of_controls(candidates, requirements))
+    same = {} if requirements.prepares or requirements.alone else shared(candidates, requirements)
     for candidate in candidates:
         if candidate.facts is None:
             problem = Problem(
@@ -85,12 +87,6 @@ def judge(candidates: Sequence[MachineFacts], requirements: ClusterRequirements)
         ]
         findings += same.get(candidate.name, [])
     return [*findings, *control_planes.judge(candidates, requirements)]
-
-
-def _addresses(candidates: Sequence[MachineFacts], requirements: ClusterRequirements) -> dict[str, str]:
-    found = {str(node["name"]): str(node.get("address", "")) for node in requirements.nodes}
-    own = {each.name: str((each.facts or {}).get("default_address") or each.address) for each in candidates}
-    return {name: address for name, address in {**found, **own}.items() if address}
 
 
 def _system(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
@@ -257,7 +253,7 @@ def _cluster(candidate: MachineFacts, facts: Facts, requirements: ClusterRequire
             "a machine of this cluster, or of no cluster",
             f"if that cluster no longer exists, run `gpunodes reset {candidate.name}`",
         )
-    elif own["role"] != candidate.role.value:
+    elif own["role"] != candidate.role.value and not requirements.alone:
         names = {"control_plane": "a control plane", "worker": "a worker"}
         yield Problem(
             f"it is already {names[own['role']]}",
@@ -278,21 +274,15 @@ def _runtime(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iter
 
 def _address(candidate: MachineFacts, _: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     if requirements.joins:
-        yield from node_address.problems(_node_addresses(candidate), requirements.nodes)
+        yield from node_address.problems(cluster_addresses.node_addresses(candidate), requirements.nodes)
 
 
 def _lost_address(candidate: MachineFacts, _: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    yield from node_address.lost(_node_addresses(candidate))
-
-
-def _node_addresses(candidate: MachineFacts) -> node_address.Addresses:
-    return node_address.Addresses(
-        candidate.name, candidate.node_address, candidate.address, candidate.facts or {}, candidate.node
-    )
+    yield from node_address.lost(cluster_addresses.node_addresses(candidate))
 
 
 def _version(_: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
-    for package in ("kubelet", "kubeadm"):
+    for package in () if requirements.alone and facts["kubernetes"]["role"] else ("kubelet", "kubeadm"):
         installed = (facts["packages"].get(package) or "").split("-")[0]
         expected = requirements.kubernetes
         if installed and installed != expected and not installed.startswith(expected + "."):
@@ -340,9 +330,13 @@ def _network(
     requirements: ClusterRequirements,
 ) -> Iterator[Problem]:
     """A check of the network; each machine is checked against the addresses of all others."""
-    others = {name: address for name, address in requirements.addresses.items() if name != candidate.name}
+    others, controls = (
+        {name: address for name, address in found.items() if name != candidate.name}
+        for found in (requirements.addresses, requirements.controls)
+    )
+    shared = controls if candidate.endpoint.vip else {}
     in_cluster = bool(requirements.ca_hash)
-    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster))
+    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster, controls, shared))
 
 
 CHECKS: Sequence[Check] = (

@@ -66,12 +66,11 @@ _GPU = {
 _DEVICE = Pattern("network device's name", r"[A-Za-z0-9_.:@+-]{1,15}")
 _UNIT = Pattern("unit's name", r"[A-Za-z0-9:_.\\@-]{1,255}")
 _CIDR = Pattern("network", r"[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?")
+_LINK = Pattern("network device's name", rf"({_DEVICE.pattern})?")
+_TABLE = Pattern("routing table", r"[A-Za-z0-9_.?-]{0,32}")
 _NETWORK = {
     "devices": Many({"name": _DEVICE, "addresses": Many(_CIDR, 1000), "udp_port": Maybe(int)}, 10_000),
-    "routes": Many(
-        {"to": _CIDR, "device": Pattern("network device's name", rf"({_DEVICE.pattern})?"), "gateway": _ADDRESS},
-        100_000,
-    ),
+    "routes": Many({"to": _CIDR, "device": _LINK, "gateway": _ADDRESS, "table": Optional(_TABLE)}, 100_000),
     "docker_bridge": Pattern("network", rf"({_CIDR.pattern})?"),
 }
 _SOCKET = {
@@ -85,7 +84,7 @@ _SOCKET = {
 }
 _FIREWALL = {
     "name": one_of("ufw", "firewalld", "nftables", "iptables"),
-    "open": Many(Pattern("port", r"\*|[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp))?"), 200),
+    "open": Many(Pattern("port", r"\*|[0-9]{1,5}(-[0-9]{1,5})?(/(tcp|udp|vrrp))?"), 200),
     "writable": bool,
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }
@@ -207,12 +206,13 @@ _PEM = Pattern(
     "one or two certificates in PEM",
     r"(-----BEGIN CERTIFICATE-----\n([A-Za-z0-9+/=]{1,76}\n){1,60}-----END CERTIFICATE-----\n){1,2}",
 )
+NODES = Many(_CLUSTER_NODE, 20_000)
 _CLUSTER = {
     "version": Pattern("version", r"v[0-9]+\.[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,60}"),
     "endpoint": _ENDPOINT,
     "leader_election": Optional(bool),
     "ca_hash": _CA_HASH,
-    "nodes": Many(_CLUSTER_NODE, 20_000),
+    "nodes": NODES,
     "certificates": Optional(_CERTIFICATES),
     "registry": Optional(Maybe({"address": _HOST_PORT, "ca": _PEM})),
 }

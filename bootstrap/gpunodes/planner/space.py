@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpunodes.ansible.module_utils.host.spec import data_folders
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import Role
 from gpunodes.planner import gpu, tables
@@ -22,7 +23,9 @@ PATHS = {
     "boot": "/boot",
     "tmp": "/tmp",  # noqa: S108 - its free space is compared, nothing is written
 }
-"""The folder of each file system in the table, except `data`."""
+"""The folder of each file system in the table, except that of the container runtime and the kubelet's."""
+_DATA = ("images", "kubelet")
+"""What gpunodes_data_directory moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Need:
     title: str
     path: str
     mib: int
+    is_data: bool = False
+    """Whether gpunodes_data_directory moves it."""
 
 
 def problems(
@@ -41,7 +46,7 @@ def problems(
     where = {disk["path"]: disk for disk in facts["disks"]}
     by_device: dict[int, list[Need]] = {}
     for need in needs(facts, role, plan, requested):
-        if disk := where.get(need.path):
+        if disk := _disk(need.path, where):
             by_device.setdefault(disk["device"], []).append(need)
     disks = {disk["device"]: disk for disk in reversed(facts["disks"])}
     for device, found in by_device.items():
@@ -49,8 +54,10 @@ def problems(
         total = sum(need.mib for need in found)
         if disk["free_mib"] < total:
             parts = ", ".join(f"{need.mib} for {need.title}" for need in found)
-            on_root = any(need.path == "/var/lib" for need in found) and not facts["data_directory"]["path"]
-            other = "; or set gpunodes_data_directory to a directory on a larger disk" if on_root else ""
+            # A disk that is mounted on a folder of its own is no place to leave.
+            moves = any(need.is_data and disk["mount"] != need.path for need in found)
+            can_move = moves and not facts["data_directory"]["path"]
+            other = "; or set gpunodes_data_directory to a directory on a larger disk" if can_move else ""
             yield Problem(
                 f"{disk['free_mib']} MiB are free on {disk['mount']}",
                 f"at least {total} MiB: {parts}",
@@ -58,12 +65,25 @@ def problems(
             )
 
 
+def _disk(path: str, disks: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The file system of a path: that of the nearest parent of which it is known."""
+    while path not in disks and path != "/":
+        path = path.rpartition("/")[0] or "/"
+    return disks.get(path)
+
+
 def needs(facts: Mapping[str, Any], role: Role, plan: gpu.Plan, requested: gpu.RequestedSoftware) -> list[Need]:
     """What is not installed yet, in the order of the table; CUDA once for each version."""
     counts = {**_node(facts, role, requested), **_gpu(facts, plan, requested)}
-    paths = {**PATHS, "data": facts["data_directory"]["path"] or "/var/lib"}
+    folders = data_folders(requested.runtime)
+    own = {
+        "images": folders["docker" if requested.runtime == "docker" else "containerd"],
+        "kubelet": folders["kubelet"],
+    }
+    directory = facts["data_directory"]["path"]
+    paths = {**PATHS, **(dict.fromkeys(_DATA, directory) if directory else own)}
     return [
-        Need(row["title"], paths[row["where"]], row["mib"] * counts[row["for"]])
+        Need(row["title"], paths[row["where"]], row["mib"] * counts[row["for"]], row["where"] in _DATA)
         for row in tables.read("space")["space"]
         if counts.get(row["for"])
     ]

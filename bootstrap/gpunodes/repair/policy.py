@@ -19,6 +19,8 @@ from gpunodes.repair.maintenance import Maintenance
 CONTROL_PLANE_POOL = "control plane"
 GPU_POOL = "GPU workers"
 WORKER_POOL = "workers without GPUs"
+HOST_POOL = "GPU hosts"
+"""The pool of all machines without a cluster; only --without-cluster repairs them."""
 
 
 def pool_of(label: str, *, gpus: bool) -> str:
@@ -41,7 +43,11 @@ class Node:
     """The pool of a worker."""
     cordoned: bool = False
     cordoned_by_repair: str = ""
-    """The id of the repair that cordoned it, "" if no repair did."""
+    """The id of the repair that made its cordon, "" if no repair did."""
+    cordon_lifted: str = ""
+    """The id of the repair whose cordon others lifted, as `kubectl uncordon` does; "" for none."""
+    cordoned_again: bool = False
+    """Its cordon is not that of gpunodes, whatever marks of gpunodes it has: others made it later."""
     rollout: str = ""
     """The id of the roll-out that works on it, or was left there unfinished; "" for none."""
     cordoned_by_rollout: bool = False
@@ -68,7 +74,7 @@ class Node:
         """Whether it is cordoned, and neither by a repair, a roll-out nor by `gpunodes maintenance`."""
         by_maintenance = self.maintenance is not None and self.maintenance.cordoned
         by_gpunodes = self.cordoned_by_repair or self.cordoned_by_rollout or self.needs_repair or by_maintenance
-        return self.cordoned and not by_gpunodes
+        return self.cordoned and (self.cordoned_again or not by_gpunodes)
 
     @property
     def identity(self) -> NodeIdentity:
@@ -90,7 +96,7 @@ def pool_name(node: Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RepairCandidate:
-    """A machine to decide on, with what is known of it. ``node`` is None with --without-cluster."""
+    """A machine to decide on, with what is known of it. ``node`` is None if no node matches it."""
 
     name: str
     verdict: Verdict
@@ -107,7 +113,7 @@ class RepairCandidate:
     bmc: bool = False
     """It is unreachable, and has a BMC."""
     unmatched: str = ""
-    """Why no node matches this machine, "" if one does, or with --without-cluster."""
+    """Why this machine may not be repaired as a node, "" if it may."""
     off: str = ""
     """Why it is off on purpose, "" if it is not."""
 
@@ -188,17 +194,18 @@ def decide(
     """A decision for each candidate, in the order in which they are to be repaired.
 
     ``nodes`` are all nodes of the cluster. ``others`` are machines with a known verdict for which no decision is
-    needed: they count in their pools. With ``--without-cluster``, ``nodes`` are stand-ins for the inventory's
-    machines. ``now`` is in seconds since 1970.
+    needed: they count in the pools of their nodes. With ``--without-cluster``, ``nodes`` are stand-ins for the
+    inventory's machines. ``now`` is in seconds since 1970.
     """
     pools = _pools([*candidates, *others], nodes)
     decisions = []
     for each in sorted(candidates, key=_order):
         decision, why = _decide_by_own_state(each, limits, now)
-        if decision is Decision.REPAIR:
-            decision, why = _decide_in_pool(each, pools[_pool(each)], limits) or (decision, why)
-        if decision is Decision.REPAIR:
-            pools[_pool(each)].unavailable.add(_name(each))
+        if decision is Decision.REPAIR and each.node:
+            pool = pools[_pool(each, each.node)]
+            decision, why = _decide_in_pool(each, each.node, pool, limits) or (decision, why)
+            if decision is Decision.REPAIR:
+                pool.unavailable.add(each.node.name)
         # A machine whose verdict allows a repair and that is not marked yet was stopped by the loop guard.
         guarded_now = each.verdict.action in limits.actions and not (limits.by_hand or _given_up(each))
         decisions.append(MachineDecision(each.name, decision, why, decision is Decision.NEEDS_REPAIR and guarded_now))
@@ -270,7 +277,7 @@ def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float
             f"it is unreachable and may still be healthy; {_reset_by_hand(each)}",
         ),
         (not requested, Decision.NOTHING, f"its verdict's action is {verdict.action.value}"),
-        (bool(each.unmatched), Decision.REFUSE, each.unmatched),
+        (each.node is None or bool(each.unmatched), Decision.REFUSE, each.unmatched or "it has no node"),
         (
             _is_control_plane(each) and not each.named,
             Decision.REFUSE,
@@ -312,7 +319,9 @@ class _Pool:
     """Not ready, or cordoned by anyone; machines are added when their repair is decided."""
 
 
-def _decide_in_pool(each: RepairCandidate, pool: _Pool, limits: RepairLimits) -> tuple[Decision, str] | None:
+def _decide_in_pool(
+    each: RepairCandidate, node: Node, pool: _Pool, limits: RepairLimits
+) -> tuple[Decision, str] | None:
     """Why the state of its pool forbids the repair of a machine now; None if it allows the repair."""
     unhealthy = len(pool.unhealthy)
     if not limits.by_hand and unhealthy > 1 and unhealthy * 100 > limits.unhealthy_percent * pool.size:
@@ -321,7 +330,7 @@ def _decide_in_pool(each: RepairCandidate, pool: _Pool, limits: RepairLimits) ->
             f"{limits.unhealthy_percent} %: check for a common cause (power, a switch, a driver rollout); reboots "
             "do not fix it"
         )
-    others = pool.unavailable - {_name(each)}
+    others = pool.unavailable - {node.name}
     if _is_control_plane(each) and others:
         return (
             Decision.WAIT,
@@ -352,26 +361,20 @@ def _is_control_plane(each: RepairCandidate) -> bool:
     return each.control_plane or (each.node is not None and each.node.control_plane)
 
 
-def _pool(each: RepairCandidate) -> str:
-    if _is_control_plane(each):
-        return CONTROL_PLANE_POOL
-    return pool_name(each.node) if each.node else GPU_POOL
-
-
-def _name(each: RepairCandidate) -> str:
-    return each.node.name if each.node else each.name
+def _pool(each: RepairCandidate, node: Node) -> str:
+    return CONTROL_PLANE_POOL if _is_control_plane(each) else pool_name(node)
 
 
 def _pools(candidates: Sequence[RepairCandidate], nodes: Sequence[Node]) -> dict[str, _Pool]:
     members: dict[str, dict[str, Node]] = {}
     for node in nodes:
         members.setdefault(pool_name(node), {})[node.name] = node
-    # A machine that is off on purpose is neither unhealthy nor available, and no part of its pool.
-    candidates = [each for each in candidates if not each.off]
+    unhealthy = set()
     for each in candidates:
-        stand_in = Node(each.name, cordoned=bool(each.busy))
-        members.setdefault(_pool(each), {}).setdefault(_name(each), each.node or stand_in)
-    unhealthy = {_name(each) for each in candidates if is_unhealthy(each.verdict)}
+        # A machine without a node is no part of a pool, nor is one that is off on purpose.
+        if each.node and not each.off:
+            members.setdefault(_pool(each, each.node), {}).setdefault(each.node.name, each.node)
+            unhealthy |= {each.node.name} if is_unhealthy(each.verdict) else set()
     return {
         pool: _Pool(
             pool,

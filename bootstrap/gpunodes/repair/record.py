@@ -70,6 +70,8 @@ class RepairRecord:
     """The escalation step that it starts at."""
     named: bool = False
     """The user named the machine itself, not by a pattern."""
+    own_cordon: bool = False
+    """It made the cordon of its node; false before that, and if the node was cordoned already."""
     force_drain: bool = False
     bug_report: bool = False
     """Whether to run nvidia-bug-report.sh too."""

@@ -18,14 +18,17 @@ _CHANGING = _CORDONED | _BEFORE
 
 
 def outdated(record: RepairRecord, node: Node | None) -> str:
-    """Why an unfinished repair must not be resumed, "" if it may be: its node changed in the meantime."""
+    """Why a repair must not continue, "" if it may: its node changed in the meantime."""
     if node is None:
         return "its node no longer exists"
     if record.stage in _BEFORE and record.boot_id and node.boot_id and node.boot_id != record.boot_id:
         return "its machine was booted again before the repair changed anything"
+    if record.stage not in _CHANGING and not (record.stage is Stage.GIVE_UP and record.tried):
+        return ""
     foreign = node.cordoned and not node.cordoned_by_repair and (record.named or not node.cordoned_by_others)
-    valid = foreign or node.cordoned_by_repair == record.id
-    return "" if valid or record.stage not in _CORDONED else "its node was uncordoned in the meantime"
+    kept = node.cordoned_by_repair == record.id or (foreign and not record.own_cordon)
+    lifted = node.cordon_lifted == record.id or (not kept and record.stage not in _BEFORE)
+    return "its node was uncordoned in the meantime" if lifted else ""
 
 
 def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:

@@ -35,7 +35,7 @@ def unhealthy(
     it was in before the work.
     """
     if verdict.state.rank > tolerated.rank and verdict.state in (State.UNREACHABLE, State.UNKNOWN):
-        return f"it is {verdict.state.value}", False
+        return f"it is {verdict.state.value}{f': {verdict.wanted}' if verdict.wanted else ''}", False
     if verdict.state.rank > tolerated.rank:
         # Findings of the log, and a hang, are final; a driver may still be loading.
         logged = any(finding.first for finding in verdict.findings if finding.state is not State.HEALTHY)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpunodes.health.changes import StateChange
+from gpunodes.health.changes import FINE, StateChange
 from gpunodes.health.model import Action, State
 from gpunodes.model import printable
 
@@ -81,7 +81,7 @@ def _alerts(changes: Sequence[StateChange], moment: dt.datetime) -> list[dict[st
 
 def _severity(state: State) -> str:
     """The severity of the alert of a state, "" for none."""
-    if state is State.HEALTHY:
+    if state in FINE:
         return ""
     return "critical" if state in _CRITICAL else "warning"
 
@@ -111,8 +111,10 @@ def _sentence(change: StateChange) -> str:
     """The new state, the action and the first reason."""
     verdict = change.verdict
     action = "" if verdict.action is Action.NONE else f", needs {verdict.action.value}"
-    why = verdict.findings[0] if verdict.findings and not change.recovered else None
-    reason = "" if why is None else f": {_short(why.message or why.rule)}"
+    why = next((each.message or each.rule for each in verdict.findings if not change.recovered), "")
+    if verdict.state is State.OFF:
+        why = verdict.wanted  # why it was switched off: it was not repaired
+    reason = f": {_short(why)}" if why else ""
     return f"{verdict.state.value} (was {change.before.value}){action}{reason}"
 
 

@@ -63,7 +63,7 @@ def context(document: Mapping[str, Any]) -> dict[str, Any]:
         "certificates": certificates,
         "strangers": [node for node in (document["cluster"] or {}).get("nodes", ()) if not node["machine"]],
         "timeline": parts.timeline((document["history"] or {}).get("entries", ())),
-        "days": parts.days((document["history"] or {}).get("entries", ()), document["time"]),
+        "days": parts.days((document["history"] or {}).get("repairs", ())),
     }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from gpunodes.health.model import State
 from gpunodes.planner import certificates as limits
-from gpunodes.repair.record import RepairOutcome
 from gpunodes.views.health_map import LETTERS
 
 __all__ = ["LETTERS"]
@@ -30,8 +29,6 @@ MANY_ENTRIES = 30
 MANY_CERTIFICATES = 100
 MANY_NOTES = 12
 """Lines about what needs attention."""
-DAYS = 30
-"""Days in the chart of repairs."""
 NO_POOL = "no pool"
 _RANK = {state.value: state.rank for state in State}
 _FINE = {State.HEALTHY.value, State.OFF.value}
@@ -189,18 +186,13 @@ def _event(entries: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def days(entries: Sequence[Row], now: str) -> dict[str, Any]:
-    """The repairs that ended on each of the last days, for a chart: those that succeeded, and the others."""
-    today = dt.datetime.fromisoformat(now).date()
-    dates = [today - dt.timedelta(days=number) for number in range(DAYS - 1, -1, -1)]
-    ended = [(_day(each["time"]), each["outcome"]) for each in entries if each["kind"] == "end"]
-    good = Counter(day for day, outcome in ended if outcome == RepairOutcome.REPAIRED.value)
-    total = Counter(day for day, _ in ended)
+def days(repairs: Sequence[Row]) -> dict[str, Any]:
+    """The chart of the repairs that ended on each day: those that succeeded, and the others."""
     return {
-        "bars": [{"day": day.isoformat(), "good": good[day], "bad": total[day] - good[day]} for day in dates],
-        "most": max(total[day] for day in dates),
-        "repaired": sum(good[day] for day in dates),
-        "other": sum(total[day] - good[day] for day in dates),
+        "bars": [{"day": each["day"], "good": each["repaired"], "bad": each["other"]} for each in repairs],
+        "most": max((each["repaired"] + each["other"] for each in repairs), default=0),
+        "repaired": sum(each["repaired"] for each in repairs),
+        "other": sum(each["other"] for each in repairs),
     }
 
 
@@ -244,23 +236,18 @@ def _tiles(document: Row, certificates: Row) -> Iterator[dict[str, str]]:
         tone = "bad" if counts["error"] else "warn" if counts["warning"] else "good"
         yield _tile("Conflicts", counts["error"], f"and {counts['warning']} warnings", "conflicts", tone)
     if ends := certificates["ends"]:
-        days = ends[0]["days"]
-        tone = "good" if days >= limits.WARNING_DAYS else "bad" if days < 0 else "warn"
-        yield _tile("First certificate ends", f"{days} days", ends[0]["name"], "certificates", tone)
+        left = ends[0]["days"]
+        tone = "good" if left >= limits.WARNING_DAYS else "bad" if left < 0 else "warn"
+        yield _tile("First certificate ends", f"{left} days", ends[0]["name"], "certificates", tone)
     if document["history"] is not None:
-        chart = days_of(document)
+        chart = days(document["history"]["repairs"])
         yield _tile(
             "Repairs",
             chart["repaired"] + chart["other"],
-            f"in {DAYS} days, {chart['repaired']} succeeded",
+            f"in {len(chart['bars'])} days, {chart['repaired']} succeeded",
             "repairs",
             "plain",
         )
-
-
-def days_of(document: Row) -> dict[str, Any]:
-    """The chart of a document."""
-    return days(document["history"]["entries"], document["time"])
 
 
 def attention(document: Row) -> dict[str, Any]:

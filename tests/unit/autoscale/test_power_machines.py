@@ -16,6 +16,7 @@ from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.power import AlreadyOn, BmcMachines
 from gpunodes.autoscale.state import Kubelet
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble, wol
+from gpunodes.engine.power.redfish import Redfish
 
 from tests import redfish
 from tests.power_fleet import document, uuid
@@ -47,11 +48,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     servers = []
     monkeypatch.setattr("gpunodes.autoscale.power._POLL_S", 0.02)
 
-    def make(manner: str, state: str = "Off", *, lost: bool = False, own: bool = True) -> tuple[BmcMachines, list[str]]:
+    def make(manner: str, state: str = "Off", *, lost: bool = False, **hardware: Any) -> tuple[BmcMachines, list[str]]:
         done: list[str] = []
-        hardware = {"UUID": uuid("w1" if own else "w9")}
-        servers.append(redfish.fake(manner, state=state, resets=done, hardware=hardware))
+        servers.append(redfish.fake(manner, state=state, resets=done, hardware={"UUID": uuid("w1"), **hardware}))
         found = document({"w1": "h100"}, {"h100": (0, 1, 0)})
+        found["machines"]["w1"]["identity"] |= {"serial": "A-1", "macs": ["00:25:90:00:00:01"]}
         found["machines"]["w1"]["bmc"] = {
             "gpunodes_bmc_type": "redfish",
             "gpunodes_bmc_address": f"http://127.0.0.1:{servers[-1].server_port}",
@@ -124,6 +125,33 @@ def test_a_lost_lock_stops_before_the_order(start: Start) -> None:
     assert done == ["take w1", "before", "release w1"]
 
 
+@pytest.mark.parametrize("state", ["Off", "On"])
+def test_a_lock_that_is_lost_while_the_bmc_responds_stops_the_order(
+    start: Start, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    machines, done = start("obeys", state, lost=True)
+    read = Redfish.state
+
+    def slow(bmc: Redfish) -> PowerState:
+        done.append("before")
+        return read(bmc)
+
+    monkeypatch.setattr(Redfish, "state", slow)
+    with pytest.raises(RuntimeError, match="lost"):
+        machines.switch_on("w1", again=True) if state == "Off" else machines.switch_off("w1", *[lambda: None] * 2)
+    assert set(done) == {"take w1", "before", "release w1"}
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        {"UUID": uuid("w9")},
+        # A clone, or a board of the same vendor: the UUID is the same.
+        {"SerialNumber": "B-2"},
+        {"macs": ["00:25:90:00:00:02"]},
+        {"macs": ["00:25:90:00:00:02"], "SerialNumber": "A-1"},
+    ],
+)
 @pytest.mark.parametrize(
     ("state", "ask"),
     [
@@ -133,9 +161,9 @@ def test_a_lost_lock_stops_before_the_order(start: Start) -> None:
     ],
 )
 def test_the_bmc_of_another_machine_gets_no_order(
-    start: Start, state: str, ask: Callable[[BmcMachines], object]
+    start: Start, state: str, ask: Callable[[BmcMachines], object], hardware: dict[str, Any]
 ) -> None:
-    machines, done = start("obeys", state, own=False)
+    machines, done = start("obeys", state, **hardware)
     with pytest.raises(PowerProblem) as caught:
         ask(machines)
     assert caught.value.trouble is Trouble.WRONG_MACHINE
@@ -207,7 +235,7 @@ def test_a_packet_is_not_sent_to_an_address_that_the_machine_does_not_have(tmp_p
     found["machines"]["w1"]["identity"]["macs"] = ["00:25:90:00:00:08"]
     leases: Any = Locks([])
     machines = BmcMachines(plan.parse(found), tmp_path, leases, lambda _: None)
-    with pytest.raises(PowerProblem, match="it reported 00:25:90:00:00:08") as caught:
+    with pytest.raises(PowerProblem, match=r"no common MAC address: machine w1 .*MAC 00:25:90:00:00:08") as caught:
         machines.state("w1")
     assert caught.value.trouble is Trouble.WRONG_MACHINE
 

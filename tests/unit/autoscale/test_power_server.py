@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from gpunodes.autoscale import decisions, nodes, proof, state
+from gpunodes.autoscale import decisions, nodes, plan, proof, state
 from gpunodes.autoscale.server import NotPossible
 from gpunodes.autoscale.state import MachineState, Phase, parse
 from gpunodes.autoscale.store import Overtaken, Store
@@ -16,7 +16,7 @@ from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerState, Trouble
 
-from tests.power_fleet import GPU, MemoryMachines, Site, node_object, parsed, uuid
+from tests.power_fleet import GPU, MemoryMachines, Site, document, machine_id, node_object, parsed, uuid
 
 THREE = {"w1": "h100", "w2": "h100", "w3": "t4"}
 POOLS = {"h100": (0, 2, 50), "t4": (0, 1, 10)}
@@ -460,7 +460,16 @@ def test_the_least_recently_used_starts_first_and_each_within_30_days(site: Site
     assert "certificate" in site.store.states()["w1"].reason
 
 
-@pytest.mark.parametrize("more", [{"provider": "gpunodes://w2"}, {"provider": ""}, {"uuid": uuid("w9")}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"provider": "gpunodes://w2"},
+        {"provider": ""},
+        {"uuid": uuid("w9")},
+        {"uuid": "", "machine_id": machine_id("w9")},
+        {"machine_id": machine_id("w9")},
+    ],
+)
 def test_a_node_of_another_machine_is_left_alone(site: Site, more: dict[str, Any]) -> None:
     site.store.objects["w1"] = node_object("w1", starting=True, **more)
     site.look()
@@ -632,3 +641,14 @@ def test_a_template_is_what_all_machines_of_a_pool_have_in_common(site: Site) ->
     found = site.server.template("h100")
     assert found.labels == {"gpunodes.dev/pool": "h100", "rack": "r1"}
     assert found.capacity[GPU] == "4"
+
+
+def test_a_plan_of_an_earlier_release_has_no_machine_id() -> None:
+    planned = document(THREE, POOLS)
+    del planned["machines"]["w1"]["identity"]["machine_id"]
+    site = Site(plan.parse(planned))
+    site.server.increase("h100", 1)
+    site.settle({"w1": Phase.STARTING})
+    site.boots("w1", machine_id=machine_id("w9"))
+    looks(site)
+    assert site.phases()["w1"] is Phase.ON

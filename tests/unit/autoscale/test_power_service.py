@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import grpc
 import pytest
 from gpunodes.autoscale import messages, service
 from gpunodes.autoscale.messages import message
+from gpunodes.engine.cluster.marks import NEEDS_REPAIR
 
 from tests.power_fleet import GPU, Site, parsed
 
@@ -92,6 +95,43 @@ def test_an_error_is_a_sentence(ask: Ask) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         ask("NodeGroupTargetSize", id="nothing")
     assert "there is no pool nothing" in caught.value.details()
+
+
+def test_what_a_node_writes_reaches_the_autoscaler_in_one_line(ask: Ask, site: Site) -> None:
+    """It logs what it is told. Root on a node writes any annotation, and any provider id."""
+    ask("NodeGroupIncreaseSize", id="h100", delta=1)
+    site.boots("w1", annotations={NEEDS_REPAIR: "\x1b[2Jno\n2027 w2: off"})
+    site.look()
+    for asked in ({"providerID": "gpunodes://w1"}, {"providerID": "\x1b[2J\n2027 w2: off", "name": "w1"}):
+        with pytest.raises(grpc.RpcError) as caught:
+            ask("NodeGroupDeleteNodes", id="h100", nodes=[asked])
+        assert " 2027 w2: off" in caught.value.details()
+        assert caught.value.details().isprintable()
+
+
+PROGRAM = """
+import logging, sys
+from gpunodes.autoscale import __main__ as program
+log = logging.getLogger("gpunodes.autoscale.server")
+def serve(*_):
+    log.info("%s: needs repair: %s", "w1", "\\x1b[2Jno\\n2027 w2: off\\u202e")
+    try:
+        raise ValueError("\\x1b[2J")
+    except ValueError:
+        log.exception("odd")
+    return 0
+program._serve = serve
+sys.exit(program.main())
+"""
+
+
+def test_the_log_has_one_printable_line_for_each_entry() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert [line.isprintable() for line in lines] == [True, True], done.stdout
+    assert lines[0].endswith("w1: needs repair:  [2Jno 2027 w2: off ")
+    assert "ValueError" in lines[1]
+    assert not done.stderr
 
 
 def test_calls_that_are_not_offered_are_unimplemented(site: Site, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def _commands(group: click.Group) -> list[click.Command]:
 
 
 def test_every_command_that_reads_an_inventory_asks() -> None:
-    """The timer's units are for nobody who could be asked; `playbook` leaves both options to ansible-playbook."""
+    """The timer's units are for nobody who could be asked; `playbook` finds the flags after the playbook's name."""
     reading = [
         command
         for command in _commands(cli.root)

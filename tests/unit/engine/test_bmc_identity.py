@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.model import reported
+from gpunodes.identity.values import macs
 from gpunodes.inventory import Inventory
 from gpunodes.operations import power
 from gpunodes.repair.policy import Node
@@ -105,8 +107,8 @@ def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) 
         lambda: power.power(fleet, machine, power.PowerAction.OFF, named=True),
         lambda: power.power(fleet, machine, power.PowerAction.CYCLE, named=True),
         lambda: power.power(fleet, machine, power.PowerAction.ON, named=True),
-        ours.reset,
-        ours.cold_cycle,
+        lambda: ours.reset(redfish.held),
+        lambda: ours.cold_cycle(redfish.held),
     ):
         with pytest.raises(PowerProblem, match="belongs to another machine") as message:
             harm()
@@ -120,6 +122,58 @@ def test_the_bmc_of_another_machine_is_refused(serve: Serve, orders: list[str]) 
     assert OTHER in shown.identities
     fleet = serve(FOREIGN, FACTS, identity="any")
     assert power.power(fleet, machine, power.PowerAction.OFF).state == "off"
+
+
+class Fence:
+    """A lock that may be lost while a BMC responds, or during the pause of a cold cycle."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+        self.lost = False
+        compare = machine_control.MachineControl.compare
+
+        def compared(control: machine_control.MachineControl, bmc: Any) -> Any:
+            self.lost = after == "compare"
+            return compare(control, bmc)
+
+        def paused(_: float) -> None:
+            self.lost = True
+
+        monkeypatch.setattr(machine_control.MachineControl, "compare", compared)
+        monkeypatch.setattr("gpunodes.engine.machine_control.time.sleep", paused)
+        monkeypatch.setattr(power, "locked", lambda *_: contextlib.nullcontext(self.confirm))
+
+    def confirm(self) -> None:
+        if self.lost:
+            raise GpunodesError("the lock is lost")
+
+
+@pytest.mark.parametrize("use", ["reset", "cold_cycle", "off", "cycle"])
+def test_no_order_is_given_if_the_lock_was_lost_while_the_bmc_was_compared(
+    serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    """A BMC may need longer for its identity than a lock lasts without a renewal."""
+    fleet, fence = serve({"UUID": UUID}, FACTS), Fence(monkeypatch, "compare")
+    machine = fleet.inventory.machines()[0]
+    control = fleet.machine_control(machine)
+    with pytest.raises(GpunodesError, match="the lock is lost"):
+        power.power(fleet, machine, power.PowerAction(use)) if use in {"off", "cycle"} else getattr(control, use)(
+            fence.confirm
+        )
+    assert orders == []
+
+
+@pytest.mark.parametrize("use", ["cold_cycle", "cycle"])
+def test_a_machine_is_not_switched_on_if_the_lock_was_lost_during_the_pause(
+    serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    fleet, fence, lines = serve({"UUID": UUID}, FACTS), Fence(monkeypatch, "pause"), list[str]()
+    machine = fleet.inventory.machines()[0]
+    control = fleet.machine_control(machine, report=lines.append)
+    with pytest.raises(GpunodesError, match="the lock is lost"):
+        power.power(
+            fleet, machine, power.PowerAction.CYCLE, report=lambda _, text: lines.append(text)
+        ) if use == "cycle" else control.cold_cycle(fence.confirm)
+    assert (orders, lines) == (["ForceOff"], ["it was switched off, and may still be off"])
 
 
 def test_a_responsive_machine_is_identified(serve: Serve, orders: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,10 +215,10 @@ def test_a_bmc_without_identity_is_used_only_if_the_machine_is_named(
     fleet = serve(hardware, facts)
     machine = fleet.inventory.machines()[0]
     with pytest.raises(PowerProblem, match="cannot be verified as the BMC of this machine"):
-        fleet.machine_control(machine).reset()
+        fleet.machine_control(machine).reset(redfish.held)
     assert orders == []
     message: list[str] = []
-    fleet.machine_control(machine, named=True, report=message.append).reset()
+    fleet.machine_control(machine, named=True, report=message.append).reset(redfish.held)
     assert orders == ["ForceRestart"]
     assert "cannot be verified as the BMC of this machine" in message[0]
     assert power.power(fleet, machine, power.PowerAction.STATUS).own is None
@@ -176,7 +230,7 @@ def test_a_command_of_the_user_gets_the_name_of_the_machine(serve: Serve, tmp_pa
     program.chmod(0o755)
     (tmp_path / "state").write_text("on\n")
     fleet = serve({}, None, type="command", command=str(program))
-    fleet.machine_control(fleet.inventory.machines()[0]).reset()
+    fleet.machine_control(fleet.inventory.machines()[0]).reset(redfish.held)
     assert (tmp_path / "log").read_text() == "reset gpu-1\n"
 
 
@@ -219,15 +273,18 @@ def test_a_guid_by_ipmi(
     machine = fleet.inventory.machines()[0]
     assert power.power(fleet, machine, power.PowerAction.STATUS).own is same
     if same:
-        fleet.machine_control(machine).reset()
+        fleet.machine_control(machine).reset(redfish.held)
     else:
         with pytest.raises(PowerProblem):
-            fleet.machine_control(machine).reset()
+            fleet.machine_control(machine).reset(redfish.held)
     assert (tmp_path / "log").exists() is bool(same)
 
 
 def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
-    """Physical interfaces only: a bridge has no device, a virtual function has a physfn link."""
+    """Physical interfaces only: a bridge has no device, a virtual function has a physfn link.
+
+    A port of a bond has the bond's address, which is a locally administered one here, and its own beside it.
+    """
     for name, text in {
         "proc/sys/kernel/hostname": "gpu-1\n",
         "etc/machine-id": "0a1b\n",
@@ -238,15 +295,19 @@ def test_what_the_probe_reports_of_a_machine_s_identity(tmp_path: Path) -> None:
         "sys/class/net/eth1/address": "3c:ec:ef:00:00:02\n",
         "sys/class/net/eth1/device/physfn/vendor": "0x15b3\n",
         "sys/class/net/br0/address": "3c:ec:ef:00:00:03\n",
+        "sys/class/net/eth2/address": "9a:1b:2c:3d:4e:5f\n",
+        "sys/class/net/eth2/device/vendor": "0x15b3\n",
+        "sys/class/net/eth2/bonding_slave/perm_hwaddr": "3c:ec:ef:00:00:04\n",
     }.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     found = reported("gpu-1", "", document.read(ProbeOptions(root=str(tmp_path), deadline_s=5)))
     assert (found.hostname, found.machine_id, found.system_uuid) == ("gpu-1", "0a1b", UUID)
-    assert (found.serial, found.macs) == ("ABC123", (MAC,))
+    assert found.serial == "ABC123"
+    assert macs(found.macs) == {MAC, "3c:ec:ef:00:00:04"}
 
 
 def test_a_missing_bmc_is_reported() -> None:
     with pytest.raises(PowerProblem, match="no BMC is configured"):
-        machine_control.MachineControl("gpu-1", "10.0.0.1", {}, 0.0).reset()
+        machine_control.MachineControl("gpu-1", "10.0.0.1", {}, 0.0).reset(redfish.held)

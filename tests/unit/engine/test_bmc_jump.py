@@ -98,7 +98,7 @@ def connect(given: dict[str, Any]) -> power.Power:
 def test_a_bmc_is_ordered_through_the_jump_host(site: Site) -> None:
     bmc = connect(site.given())
     assert bmc.name.endswith(" through jump host 127.0.0.1")
-    power.change(bmc, Order.ON, 15, 0.1)
+    power.change(bmc, Order.ON, redfish.held, 15, 0.1)
     assert bmc.state() is PowerState.ON
     assert site.orders == ["On"]
     assert site.logins() == 1, "all requests share one connection"

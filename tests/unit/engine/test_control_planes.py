@@ -179,7 +179,7 @@ def test_a_repair_goes_on_when_the_api_of_its_control_plane_stops(servers: list[
         leases.confirm("w0", wait=False)
         assert opened.machine == "c2"
         assert set(opened.failures) == {"c1"}
-        cluster.cordon("w0", "r1", "a test")
+        cluster.cordon("w0", "r1", "a test", time.time())
         assert api.nodes["w0"]["spec"]["unschedulable"]
         leases.release("w0")
         leases.close()
@@ -248,7 +248,7 @@ def test_a_change_that_took_effect_without_a_response_is_repeated_without_harm(s
         assert leases.take("w0") == ""
         assert len(api.leases) == 1
         servers[0].mute, servers[1].mute = False, True
-        assert cluster.cordon("w0", "r1", "a test"), "the cordon is its own"
+        assert cluster.cordon("w0", "r1", "a test", time.time()), "the cordon is its own"
         servers[1].mute, servers[2].mute = False, True
         leases.confirm("w0", wait=False)
         leases.release("w0")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.server
 import json
+import os
 import re
-import ssl
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,99 +28,21 @@ from gpunodes.inventory import addressed
 from gpunodes.model import Kubeconfig
 from gpunodes.operations import claims, power
 
-from tests import forward_proxy
+from tests import forward_proxy, tls_api
+from tests.tls_api import DATE, SYSTEM, Server
 
-pytest.importorskip("kubernetes", reason="the extra gpunodes[kubeconfig] is not installed")
-
-DATE = "Thu, 26 Nov 2026 01:00:00 GMT"
-SYSTEM: dict[str, Any] = {"metadata": {"name": "kube-system", "uid": "u-1", "resourceVersion": "1"}}
-
-
-@dataclass
-class Server:
-    """An HTTPS server in the place of an API server; ``answer`` makes status, headers and body of a request."""
-
-    folder: Path
-    port: int = 0
-    answer: Callable[[str], tuple[int, dict[str, str], bytes]] = lambda _: (200, {}, b"{}")
-    asked: list[tuple[str, str]] = field(default_factory=list)
-    """The path and the Authorization header of each request."""
-    trickle: str = ""
-    """Where in a response it sends a byte now and then, without end: in the headers, the body, or chunks of it."""
-
-    def kubeconfig(self, **user: Any) -> Path:
-        ca = base64.b64encode((self.folder / "server.crt").read_bytes()).decode()
-        path = self.folder / "config"
-        cluster = {"server": f"https://127.0.0.1:{self.port}/k8s/c-1/", "certificate-authority-data": ca}
-        content = {
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": user or {"token": "t0ken"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        path.write_text(yaml.safe_dump(content))
-        path.chmod(0o600)
-        return path
+kube_config = pytest.importorskip("kubernetes.config.kube_config", reason="needs the extra gpunodes[kubeconfig]")
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pki")
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-subj", "/CN=server", "-addext", "subjectAltName=IP:127.0.0.1"]
-    files = ["-keyout", str(folder / "server.key"), "-out", str(folder / "server.crt")]
-    subprocess.run([*make, *names, *files, "-days", "2"], check=True, capture_output=True)
-    return folder
+    return tls_api.certificate(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture
 def server(certificate: Path) -> Iterator[Server]:
-    made = Server(certificate)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            made.asked.append((self.path, self.headers.get("Authorization", "")))
-            system = json.dumps(SYSTEM).encode()
-            answered = made.answer(self.path)
-            if self.path.endswith("/namespaces/kube-system") and answered[0] != 401:
-                answered = (200, {}, system)
-            status, headers, body = answered
-            if made.trickle:
-                self.trickle()
-                return
-            self.send_response_only(status)
-            for name, value in {"Date": DATE, "Content-Length": str(len(body)), **headers}.items():
-                if value:
-                    self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def trickle(self) -> None:
-            begun = {
-                "headers": "X-More: ",
-                "body": f"Date: {DATE}\r\nContent-Length: 9000\r\n\r\n",
-                "chunks": f"Date: {DATE}\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\n",
-            }[made.trickle]
-            self.wfile.write(f"HTTP/1.1 200 OK\r\n{begun}".encode())
-            with contextlib.suppress(OSError):
-                while True:
-                    self.wfile.write(b" ")
-                    time.sleep(0.1)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "server.crt", certificate / "server.key")
-    listening.socket = context.wrap_socket(listening.socket, server_side=True)
-    made.port = listening.server_port
-    threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    yield made
-    listening.shutdown()
-    listening.server_close()
+    with tls_api.serving(certificate) as made:
+        yield made
 
 
 def cluster(path: Path, **more: Any) -> Cluster:
@@ -393,6 +311,32 @@ def test_no_power_is_switched_without_a_lock_while_the_cluster_works(
         else:
             inside.enter_context(held)
     assert any("no lock" in each for each in reported) == (not status)
+
+
+@pytest.mark.parametrize("has_memory_files", [True, False])
+def test_keys_of_the_file_are_on_no_disk_when_a_request_is_sent(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory_files: bool
+) -> None:
+    """Also where the system has no files in memory, as macOS."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(kube_config, "_temp_files", {})
+    if not has_memory_files:
+        monkeypatch.delattr(os, "memfd_create")
+    left: list[list[Path]] = []
+
+    def answer(_: str) -> tuple[int, dict[str, str], bytes]:
+        left.append(list(tmp_path.iterdir()))
+        return 200, {}, b'{"items": []}'
+
+    server.answer = answer
+    pair = {"client-certificate": "server.crt", "client-key": "server.key"}
+    user = {f"{key}-data": base64.b64encode((server.folder / name).read_bytes()).decode() for key, name in pair.items()}
+    used = cluster(server.kubeconfig(**user))
+    assert used.nodes() == []
+    used.session.close()
+    assert server.clients == ["server", "server"]
+    assert left == [[], []]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("where", ["headers", "body", "chunks"])

@@ -77,12 +77,12 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_redfish_switches_a_machine_on_and_off(emulator: str) -> None:
     bmc = kinds.connect("gpu-1", access(address=emulator))
-    power.change(bmc, Order.ON, 15, 0.1)
+    power.change(bmc, Order.ON, redfish.held, 15, 0.1)
     assert bmc.state() is PowerState.ON
     bmc.order(Order.RESET)
-    power.change(bmc, Order.OFF, 15, 0.1)
+    power.change(bmc, Order.OFF, redfish.held, 15, 0.1)
     assert bmc.state() is PowerState.OFF
-    power.change(bmc, Order.OFF, 15, 0.1)
+    power.change(bmc, Order.OFF, redfish.held, 15, 0.1)
 
 
 def test_a_wrong_password_is_reported_but_not_shown(emulator: str) -> None:
@@ -109,7 +109,7 @@ def test_an_inconsistent_bmc_and_a_refusing_one_are_distinguished(manner: str, t
     server = redfish.fake(manner)
     bmc = kinds.connect("gpu-1", access(address=f"http://127.0.0.1:{server.server_port}", user="", password=""))
     with pytest.raises(PowerProblem) as message:
-        power.change(bmc, Order.ON, 0.5, 0.1)
+        power.change(bmc, Order.ON, redfish.held, 0.5, 0.1)
     assert message.value.trouble is trouble
     server.shutdown()
 
@@ -293,8 +293,8 @@ def test_a_bmc_at_an_ipv6_address(certificate: Path) -> None:
     server = redfish.fake("obeys", context, orders=orders, address="::1")
     for address in (f"[::1]:{server.server_port}", f"https://[::1]:{server.server_port}"):
         bmc = kinds.connect("gpu-1", access(address=address, user="", password="", verify=str(certificate)))
-        power.change(bmc, Order.ON, 5, 0.1)
-        power.change(bmc, Order.OFF, 5, 0.1)
+        power.change(bmc, Order.ON, redfish.held, 5, 0.1)
+        power.change(bmc, Order.OFF, redfish.held, 5, 0.1)
     assert orders == [redfish.RESET] * 4
     server.shutdown()
 
@@ -362,7 +362,7 @@ def test_the_address_of_a_bmc_may_be_an_ipv6_one(ipmitool: Path, address: str, w
 
 def test_ipmi_keeps_the_password_out_of_its_arguments(ipmitool: Path) -> None:
     bmc = kinds.connect("gpu-1", access("ipmi", "10.0.0.8:6230"))
-    power.change(bmc, Order.ON, 5, 0.1)
+    power.change(bmc, Order.ON, redfish.held, 5, 0.1)
     assert bmc.state() is PowerState.ON
     log = (ipmitool / "log").read_text()
     assert "-H 10.0.0.8 -p 6230" in log
@@ -385,7 +385,7 @@ def test_a_command_of_the_user(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("off\n")
     own = access("command", command=str(program))
     bmc = kinds.connect("gpu-1", own)
-    power.change(bmc, Order.ON, 5, 0.1)
+    power.change(bmc, Order.ON, redfish.held, 5, 0.1)
     assert bmc.state() is PowerState.ON
     with pytest.raises(PowerProblem, match=r"who is gpu-2\?") as message:
         kinds.connect("gpu-2", own).order(Order.OFF)

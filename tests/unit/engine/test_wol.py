@@ -80,7 +80,7 @@ def test_the_machine_starts_when_the_packet_arrives(wire: socket.socket) -> None
     sleeping = machine(port, f"127.0.0.1:{wire.getsockname()[1]}", macs=("52-54-00-12-34-56",))
     sleeping._responds = lambda: bool(started) and wol.WakeOnLan._responds(sleeping)  # type: ignore[method-assign]  # a stand-in
     assert sleeping.state() is PowerState.OFF
-    powers.change(sleeping, Order.ON, poll_s=0.05)
+    powers.change(sleeping, Order.ON, lambda: None, poll_s=0.05)
     thread.join()
     server.close()
     mac = bytes.fromhex("525400123456")
@@ -130,8 +130,7 @@ def test_nothing_but_on_is_possible(order: Order) -> None:
     assert "`gpunodes power gpu-1 off` shuts its system down over SSH" in problem.value.problem.remedy
 
 
-def test_it_has_no_identity_and_no_password() -> None:
-    assert machine().identity() is None  # type: ignore[func-returns-value]  # that is the test
+def test_it_has_no_password() -> None:
     with pytest.raises(WrongInput, match="which has no password"):
         machine().change_password("x")
 
@@ -167,6 +166,36 @@ def test_a_machine_is_seen_at_its_own_ssh_port_and_no_repair_counts_on_its_power
     assert bmc._reached == ("10.0.0.5", 2222)
     assert control.own_power().name == f"Wake-on-LAN to {MAC}"
     assert (control.only_wakes, control.has_power()) == (True, False)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("reported", "given", "is_own"),
+    [
+        (["00:25:90:00:00:08"], "00:25:90:00:00:07", False),
+        (["00:25:90:00:00:08", "00:25:90:00:00:07"], "00-25-90-00-00-07", True),
+        (["00:25:90:00:00:08"], "", True),
+        ([], "00:25:90:00:00:07", True),
+        # Locally administered: virtual machines may get another one at each start.
+        (["52:54:00:00:00:08"], MAC, True),
+        (["00:25:90:00:00:08"], MAC, True),
+    ],
+)
+def test_another_machine_is_not_woken(reported: list[str], given: str, is_own: bool, named: bool) -> None:
+    """Also if the machine was named: its address in the inventory is that of another."""
+    known, told = MachineIdentity("gpu-1", macs=tuple(reported)), list[str]()
+    variables = {"gpunodes_bmc_type": "wol", "gpunodes_bmc_mac": given}
+    control = MachineControl("gpu-1", "10.0.0.5", variables, 0, known, named=named, report=told.append)
+    if is_own:
+        assert control.own_power().name.startswith("Wake-on-LAN to ")
+    else:
+        with pytest.raises(PowerProblem, match="belongs to another machine: no common MAC address") as problem:
+            control.own_power()
+        assert problem.value.trouble is Trouble.WRONG_MACHINE
+        assert "correct gpunodes_bmc_mac" in problem.value.problem.remedy
+        skips = MachineControl("gpu-1", "", {**variables, "gpunodes_bmc_identity": "any"}, 0, known, named=named)
+        assert skips.own_power().name == f"Wake-on-LAN to {given}"
+    assert told == []
 
 
 # gpunodes power
@@ -224,4 +253,5 @@ def test_a_cycle_is_refused_before_anything_happens(place: Any) -> None:
 def test_its_status_says_where_it_comes_from(place: Any) -> None:
     found = power.power(place.fleet, place.machine, power.PowerAction.STATUS)
     assert (found.state, found.own) == ("on", None)
-    assert found.identities == "the network shows whether it is on, and nothing responds to Wake-on-LAN"
+    assert found.identities.startswith("the network shows whether it is on; nothing to compare: machine gpu-1 (")
+    assert found.identities.endswith(f"; its BMC (MAC {MAC})")

@@ -225,7 +225,10 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "discovery").write_text(DISCOVERY)
     write(folder, "nvidia-smi", f"cat {tmp_path}/smi")
     (tmp_path / "smi").write_text(SMI.format(""))
-    write(folder, "journalctl", f"cat {tmp_path}/log 2>/dev/null")
+    (tmp_path / "log").touch()
+    # The last line of the kernel, of any time; and the lines since a time.
+    write(folder, "journalctl", f'case "$*" in *"-n 1") echo usb;; *) cat {tmp_path}/log;; esac')
+    write(folder, "dmesg", "echo dmesg: Operation not permitted >&2; exit 1")
     return folder
 
 
@@ -263,6 +266,52 @@ def test_xids_fail_a_burn_in_that_dcgm_passes(programs: Path) -> None:
     assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
     (programs.parent / "log").write_text("NVRM: Xid (PCI:0000:3b:00): 63, pid=1\n")
     assert "Xid 63" in burn_in.burn_in(1, "containerd", "", [])["failed"]
+
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 63, pid=1"
+NO_JOURNAL = {
+    "not installed": "",
+    "no files": "echo No journal files were found. >&2",
+    "without the kernel": ":",
+    "broken": 'case "$*" in *"-n 1") echo usb;; *) echo Bad message >&2; exit 1;; esac',
+    "slow": "exec sleep 60",
+}
+
+
+@pytest.mark.parametrize("name", NO_JOURNAL)
+def test_a_kernel_log_that_is_not_read_is_no_pass(name: str, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = programs.parent
+    monkeypatch.setattr(burn_in, "_LOG_S", 0.5)
+    (folder / "engine").touch()
+    tests = [{"name": "memory", "results": [{"entity_id": 0, "status": "Pass"}]}]
+    report = {"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}
+    dcgmi(programs, report, f"cat {folder}/during >> {folder}/ring; cat {folder}/diag")
+    (folder / "during").touch()
+    if name == "not installed":
+        monkeypatch.setattr(process, "PATH", f"{programs}:{only(folder, 'cat', 'sleep')}")
+        (programs / "journalctl").unlink()
+    else:
+        write(programs, "journalctl", NO_JOURNAL[name])
+    failed = burn_in.burn_in(1, "containerd", "", [])["failed"]
+    assert "kernel log: not read, so Xids are unknown: " in failed
+    assert failed.endswith("; dmesg: Operation not permitted")
+
+    # The ring buffer has the lines where the journal has not: those since the begin of the test count.
+    write(programs, "dmesg", f"cat {folder}/ring")
+    (folder / "ring").write_text(f"<6>[    1.000000] usb\n<3>[    2.000000] {XID}\n")
+    assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
+    (folder / "during").write_text(f"<3>[    3.000000] {XID}\n")
+    assert "kernel log on GPU 0000:3b:00: Xid 63" in burn_in.burn_in(1, "containerd", "", [])["failed"]
+    dcgmi(programs, report, f"echo '<6>[    9.000000] usb' > {folder}/ring; cat {folder}/diag")
+    assert burn_in.burn_in(1, "containerd", "", [])["failed"].endswith("; dmesg has lost lines of the test")
+
+
+def only(folder: Path, *names: str) -> Path:
+    """A folder with these programs of this machine."""
+    (folder / "only").mkdir()
+    for name in names:
+        (folder / "only" / name).symlink_to(f"/usr/bin/{name}")
+    return folder / "only"
 
 
 def test_a_host_engine_is_started_for_the_test_only(programs: Path) -> None:
@@ -340,6 +389,16 @@ def test_a_machine_without_dcgm_runs_a_cuda_program_on_each_gpu(programs: Path) 
     ]
     # Containers of an interrupted run are removed first.
     assert calls.count("rm --force gpunodes-burn-in-0") == 1
+
+
+def test_an_image_that_cannot_be_pulled_shows_its_first_cause(programs: Path) -> None:
+    reason = "429 Too Many Requests (toomanyrequests: slow down)"
+    write(programs, "docker", f"test $1 = image || {{ echo '{reason}'; echo 'see the manual'; }} >&2; exit 1")
+    with pytest.raises(MachineProblem) as raised:
+        burn_in.burn_in(3, "docker", "cuda:1", ["nbody"])
+    assert raised.value.problem.found == "the image cuda:1 cannot be pulled: 429 Too Many Requests"
+    assert "the registry limits pulls" in raised.value.problem.remedy
+    assert raised.value.problem.remedy.endswith("; or install DCGM")
 
 
 @pytest.mark.parametrize(

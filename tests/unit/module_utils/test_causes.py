@@ -282,6 +282,70 @@ BUILD = {
     "make": ("make[1]: *** No rule to make target 'modules'.  Stop.\n", "make[1]: *** No rule", ""),
 }
 
+# Messages as gpu_driver.messages joins them; sources: NVIDIA's kernel-open/nvidia/nv-pci.c and nv.c, and public reports.
+DRIVER = {
+    "the open modules": (
+        "The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:2c58) installed in this system requires use of the NVIDIA open kernel "
+        "modules.\nGPU 0000:02:00.0: RmInitAdapter failed! (0x22:0x56:884)\n",
+        "requires use of the NVIDIA open kernel modules.",
+        "open kernel modules",
+    ),
+    # github.com/NVIDIA/open-gpu-kernel-modules/issues/322
+    "a GPU without GSP": (
+        "The NVIDIA GPU 0000:af:00.0 (PCI ID: 10de:1db5) installed in this system is not supported by open nvidia.ko "
+        "because it does not include the required GPU\nSystem Processor (GSP).\nNone of the NVIDIA devices were "
+        "initialized.\n",
+        "is not supported by open nvidia.ko",
+        "proprietary kernel modules",
+    ),
+    # github.com/NVIDIA/open-gpu-kernel-modules/issues/393
+    "a GPU that is too new": (
+        "The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:25a0) installed in this system is not supported by the NVIDIA "
+        "520.56.06 driver release.\nThe NVIDIA probe routine failed for 1 device(s).\n",
+        "is not supported by the NVIDIA 520.56.06 driver release.",
+        "gpunodes_driver_branch",
+    ),
+    "a GPU that is too old": (
+        "The NVIDIA GeForce GT 1030 GPU installed in this system is supported through the NVIDIA 580.xx Legacy drivers. "
+        "Please visit http://www.nvidia.com/object/unix.html for more information.  The 610.43.02 NVIDIA driver will "
+        "ignore this GPU.  Continuing probe...\nNo NVIDIA GPU found.\n",
+        "supported through the NVIDIA 580.xx Legacy drivers",
+        "gpunodes_driver_branch",
+    ),
+    "no room for its memory": (
+        "This PCI I/O region assigned to your NVIDIA device is invalid: BAR1 is 0M @ 0x0 (PCI:0000:0b:00.0)\n"
+        "The NVIDIA GPU 0000:0b:00.0 (PCI ID: 10de:2204) installed in this system has fallen off the bus and is not "
+        "responding to commands.\n",
+        "BAR1 is 0M @ 0x0",
+        "Above 4G",
+    ),
+    "a dead GPU": (
+        "The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:2d04) installed in this system has fallen off the bus and is not "
+        "responding to commands.\nNone of the NVIDIA devices were initialized.\n",
+        "has fallen off the bus",
+        "slot and power",
+    ),
+    # github.com/mattshma/bigdata/issues/133
+    "another driver": (
+        "The NVIDIA probe routine was not called for 3 device(s).\nThis can occur when a driver such as: nouveau, rivafb, "
+        "nvidiafb or rivatv was loaded and obtained ownership of the NVIDIA device(s).\nNo NVIDIA graphics adapter probed!\n",
+        "obtained ownership of the NVIDIA device(s).",
+        "lspci",
+    ),
+    # github.com/geerlingguy/raspberry-pi-pcie-devices/issues/677
+    "a GPU that does not start": (
+        "kgspExecuteFwsec_TU102: failed to execute FWSEC for FRTS: no initialized WPR2 found\n"
+        "RmInitAdapter: Cannot initialize GSP firmware RM\nGPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)\n",
+        "Cannot initialize GSP firmware RM",
+        "off and on",
+    ),
+    "another error": (
+        "loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04\nosInitNvMapping: *** Cannot attach gpu\n",
+        "Cannot attach gpu",
+        "",
+    ),
+}
+
 KUBEADM = {
     # kubeadm 1.36.3 app/util/apiclient/wait.go, as in github.com/kubernetes/kubernetes/issues/121776
     "a static pod that does not start": (
@@ -348,6 +412,7 @@ SAMPLES = [
         Program.DNF: DNF,
         Program.IMAGE: IMAGE,
         Program.BUILD: BUILD,
+        Program.DRIVER: DRIVER,
         Program.KUBEADM: KUBEADM,
         Program.SERVICE: SERVICE,
     }.items()

@@ -86,4 +86,7 @@ def test_the_facts_of_this_machine_have_the_shape_that_preflight_reads(
     assert (found["data_directory"]["problem"] is None) == (directory == "")
     assert found["data_directory"]["path"] == (directory if directory == "/nowhere" else "")
     assert {disk["path"] for disk in found["disks"]} >= {"/usr", "/var/lib", "/var/cache", "/boot", "/tmp"}
+    assert {disk["path"] for disk in found["disks"]} >= {
+        f"/var/lib/{name}" for name in ("containerd", "docker", "kubelet")
+    }
     assert found["clock"]["began"] <= found["time"]

@@ -16,6 +16,9 @@ from gpunodes.ansible.module_utils.host.sources import Sources
 from gpunodes.ansible.module_utils.host.spec import Firewall, Spec
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
+from gpunodes.planner import reports
+
+from tests.stand_ins import facts
 
 MACHINES = ["10.0.0.1", "10.0.0.2", "fd00::1"]
 PODS = ["10.244.0.0/16"]
@@ -590,6 +593,37 @@ def test_ports_that_iptables_lets_in() -> None:
         "-A INPUT -s 10.0.0.0/8 -j ACCEPT\n-A INPUT -i lo -j ACCEPT\n-A FORWARD -p tcp --dport 1 -j ACCEPT\n"
     )
     assert iptables.open_ports(rules) == ["10250/tcp", "53/udp", "8472/udp", "*"]
+
+
+def test_vrrp_that_firewalls_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = "-A INPUT -s 10.0.0.2/32 -p {} -j ACCEPT\n"
+    assert iptables.open_ports(saved.format("vrrp")) == iptables.open_ports(saved.format("112")) == ["112/vrrp"]
+    assert iptables.open_ports(saved.format("icmp")) == []
+    assert ufw.open_ports(["allow from 10.0.0.2 proto vrrp", "deny from any proto vrrp"]) == ["112/vrrp"]
+    for left, right in (
+        ({"meta": {"key": "l4proto"}}, "vrrp"),
+        ({"meta": {"key": "l4proto"}}, 112),
+        ({"payload": {"protocol": "ip", "field": "protocol"}}, 112),
+        ({"payload": {"protocol": "ip", "field": "protocol"}}, "icmp"),
+        ({"meta": {"key": "iifname"}}, "vrrp"),
+    ):
+        match = {"match": {"op": "==", "left": left, "right": right}}
+        listing(monkeypatch, [base("input", "input", "drop"), rule("input", SADDR, match, {"accept": None})])
+        assert nftables.open_ports() == (["112/vrrp"] if right != "icmp" and "iifname" not in str(left) else [])
+    zone = "public\n  target: default\n  ports: 22/tcp\n  protocols: vrrp icmp\n"
+    monkeypatch.setattr(firewalld, "run", lambda argv: CommandResult(argv, 0, zone, ""))
+    assert firewalld.open_ports() == ["22/tcp", "112/vrrp"]
+
+
+def test_ports_of_other_protocols_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ufw, "is_active", lambda: False)
+    monkeypatch.setattr(firewalld, "is_active", lambda: True)
+    monkeypatch.setattr(firewalld, "open_ports", lambda: ["22/tcp", "5000/sctp"])
+    monkeypatch.setattr(nftables, "chains", list)
+    monkeypatch.setattr(iptables, "rules", lambda: "")
+    (found,) = reading.read()
+    assert found["open"] == ["22/tcp"]
+    assert reports.machine_problem(facts(gpu={"functions": []}, firewalls=[found])) == ""
 
 
 def test_what_is_active_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ class Machine:
     installed: str = "580.65.06"
     stuck: bool = False
     refusal: str = ""
+    log: str = ""
     initramfs: str = "usr/lib/modules/6.12.1/kernel/drivers/net/virtio_net.ko\n"
 
     def load(self, name: str, version: str = "") -> None:
@@ -70,9 +71,8 @@ class Machine:
             self.load(words[1], self.installed)
         if words[0] == "dkms":
             self.installed = "580.65.06" if self.installed != "never" else ""
-        if words[0] == "lsinitramfs" or words[0] == "lsinitrd":
-            return CommandResult(argv, 0, self.initramfs, "")
-        return CommandResult(argv, 0, "", "")
+        outputs = {"lsinitramfs": self.initramfs, "lsinitrd": self.initramfs, "dmesg": self.log}
+        return CommandResult(argv, 0, outputs.get(words[0], ""), "")
 
 
 @pytest.fixture
@@ -206,6 +206,71 @@ def test_a_failed_build_shows_the_compilers_first_error(machine: Machine) -> Non
 def test_secure_boot_is_named(machine: Machine) -> None:
     machine.refusal = "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"
     with pytest.raises(MachineProblem, match="Secure Boot is on"):
+        gpu_driver.load_driver(changes(), DRIVER)
+
+
+# dmesg --notime. github.com/negativo17/nvidia-driver/issues/158, after an attempt of another driver
+# (github.com/NVIDIA/open-gpu-kernel-modules/issues/393); the second from a public report, with the end of it.
+REFUSALS = {
+    "the proprietary modules": (
+        """\
+nvidia-nvlink: Nvlink Core is being initialized, major device number 508
+NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:25a0)
+NVRM: installed in this system is not supported by the
+NVRM: NVIDIA 520.56.06 driver release.
+NVRM: Please see 'Appendix A - Supported NVIDIA GPU Products'
+NVRM: in this release's README, available on the operating system
+NVRM: specific graphics driver download page at www.nvidia.com.
+nvidia: probe of 0000:01:00.0 failed with error -1
+NVRM: None of the NVIDIA devices were initialized.
+nvidia-nvlink: Unregistered Nvlink Core, major device number 508
+nvidia-nvlink: Nvlink Core is being initialized, major device number 508
+NVRM: The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01)
+             NVRM: installed in this system is not supported by open
+             NVRM: nvidia.ko because it does not include the required GPU
+             NVRM: System Processor (GSP).
+             NVRM: Please see the 'Open Linux Kernel Modules' and 'GSP
+nvidia 0000:09:00.0: probe with driver nvidia failed with error -1
+NVRM: The NVIDIA probe routine failed for 1 device(s).
+NVRM: None of the NVIDIA devices were initialized.
+nvidia-nvlink: Unregistered Nvlink Core, major device number 508
+""",
+        "(The NVIDIA GPU 0000:09:00.0 (PCI ID: 10de:1d01) installed in this system is not supported by open nvidia.ko ",
+        "install the driver with the proprietary kernel modules",
+    ),
+    "the open modules": (
+        """\
+NVRM: The NVIDIA GPU 0000:02:00.0 (PCI ID: 10de:2c31)
+NVRM: installed in this system requires use of the NVIDIA open kernel modules.
+NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x22:0x56:1017)
+NVRM: The NVIDIA probe routine failed for 1 device(s).
+NVRM: None of the NVIDIA devices were initialized.
+""",
+        "installed in this system requires use of the NVIDIA open kernel modules.)",
+        "install the driver with the open kernel modules",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refused_module_shows_the_driver_s_own_reason(machine: Machine, case: str) -> None:
+    machine.log, found, remedy = REFUSALS[case]
+    machine.refusal = "modprobe: ERROR: could not insert 'nvidia': No such device"
+    with pytest.raises(MachineProblem) as raised:
+        gpu_driver.load_driver(changes(), DRIVER)
+    assert "the module nvidia does not load: modprobe: ERROR" in raised.value.problem.found
+    assert found in raised.value.problem.found
+    assert raised.value.problem.remedy.startswith(remedy)
+    # A module that was loaded may still have no GPU.
+    with pytest.raises(MachineProblem) as raised:
+        gpu_driver.publish_devices(changes())
+    assert found in raised.value.problem.found
+    assert raised.value.problem.remedy.startswith(remedy)
+
+
+def test_a_module_that_does_not_load_without_messages_of_its_own(machine: Machine) -> None:
+    machine.refusal = "modprobe: FATAL: Module nvidia not found"
+    with pytest.raises(MachineProblem, match=r"does not load: modprobe: FATAL: Module nvidia not found; wanted"):
         gpu_driver.load_driver(changes(), DRIVER)
 
 

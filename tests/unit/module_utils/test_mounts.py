@@ -469,10 +469,29 @@ def test_concurrent_deletion_is_not_an_error(tmp_path: Path) -> None:
 
 def test_folder_that_is_still_written_to_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command ends with a message."""
-    (tmp_path / "busy").mkdir()
+    (tmp_path / "busy/1").mkdir(parents=True)
     monkeypatch.setattr(tree, "_LIMIT_S", -1)
+    removed = tree._removed
+
+    def writes(name: str, parent: int) -> bool:
+        (tmp_path / f"busy/{int(name) + 1}").mkdir()
+        return removed(name, parent)
+
+    monkeypatch.setattr(tree, "_removed", writes)
     with pytest.raises(MachineProblem, match="busy cannot be removed: it is still written to"):
         tree.remove(str(tmp_path / "busy"))
+
+
+def test_folder_that_nobody_writes_to_may_take_any_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Millions of files on a slow disk were "still written to" after 600 s."""
+    for name in range(tree._RESCANS + 20):
+        (tmp_path / f"full/{name}/sub").mkdir(parents=True)
+    (tmp_path / "full/0/kept").mkdir()
+    monkeypatch.setattr(tree, "_LIMIT_S", -1)
+    tree.remove(str(tmp_path / "full"), kept=[str(tmp_path / "full/0/kept")])
+    assert [path.name for path in (tmp_path / "full").rglob("*")] == ["0", "kept"]
+    tree.remove(str(tmp_path / "full"))
+    assert not (tmp_path / "full").exists()
 
 
 def test_target_of_a_link_survives() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import network, sockets
+from gpunodes.planner import ports
 
 # ip -json -details address show (iproute2 6.1), shortened.
 DEVICES: list[dict[str, Any]] = [
@@ -48,11 +49,46 @@ def test_routes() -> None:
         {"dst": "fe80::/64", "dev": "eth0"},
     ]
     assert network.parse_routes(listed) == [
-        {"to": "10.0.0.0/24", "device": "eth0", "gateway": ""},
-        {"to": "10.1.0.0/16", "device": "eth0", "gateway": "10.0.0.1"},
-        {"to": "10.2.0.0/16", "device": "eth1", "gateway": "fe80::1"},
-        {"to": "10.3.0.0/16", "device": "blackhole", "gateway": ""},
+        {"to": "10.0.0.0/24", "device": "eth0", "gateway": "", "table": ""},
+        {"to": "10.1.0.0/16", "device": "eth0", "gateway": "10.0.0.1", "table": ""},
+        {"to": "10.2.0.0/16", "device": "eth1", "gateway": "fe80::1", "table": ""},
+        {"to": "10.3.0.0/16", "device": "blackhole", "gateway": "", "table": ""},
     ]
+
+
+def test_routes_of_tables_for_policy_routing() -> None:
+    """The first five are those of ``ip -json -4 route show table all`` (iproute2 6.1), shortened."""
+    listed: list[dict[str, Any]] = [
+        {"type": "throw", "dst": "10.1.0.0/16", "table": "52", "flags": []},
+        {"type": "unreachable", "dst": "10.2.0.0/16", "table": "52", "flags": []},
+        {"type": "local", "dst": "10.3.0.0/16", "dev": "lo", "table": "200", "scope": "host", "flags": []},
+        {"type": "local", "dst": "127.0.0.0/8", "dev": "lo", "table": "local", "protocol": "kernel", "flags": []},
+        {"type": "broadcast", "dst": "10.9.0.255", "dev": "eth1", "table": "local", "protocol": "kernel"},
+        {"dst": "default", "gateway": "10.9.0.1", "dev": "eth1", "table": "100"},
+        {"dst": "10.9.0.0/24", "dev": "eth1", "scope": "link", "table": "100"},
+        {"dst": "10.9.0.0/24", "dev": "eth1", "scope": "link"},
+        {"dst": "10.244.7.0/24", "gateway": "10.9.0.1", "dev": "eth1", "table": "100"},
+        {"dst": "10.8.0.0/24", "dev": "eth1", "table": "x; reboot"},
+    ]
+    assert network.parse_routes(listed) == [
+        {"to": "10.9.0.0/24", "device": "eth1", "gateway": "", "table": ""},
+        {"to": "10.244.7.0/24", "device": "eth1", "gateway": "10.9.0.1", "table": "100"},
+        {"to": "10.8.0.0/24", "device": "eth1", "gateway": "", "table": "?"},
+    ]
+
+
+def test_all_tables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+
+    def must(argv: list[str]) -> str:
+        called.append(argv)
+        return '[{"dst": "10.244.7.0/24", "dev": "wg0", "table": "100"}]' if "-4" in argv else "[]"
+
+    monkeypatch.setattr(network, "must", must)
+    read = network.read()
+    assert read
+    assert read["routes"] == [{"to": "10.244.7.0/24", "device": "wg0", "gateway": "", "table": "100"}]
+    assert called[1:] == [["ip", "-json", family, "route", "show", "table", "all"] for family in ("-4", "-6")]
 
 
 @pytest.mark.parametrize(
@@ -158,3 +194,44 @@ def test_the_holder_of_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     assert (found[8472]["pid"], found[8472]["program"], found[8472]["interface"]) == (None, None, "flannel.1")
     assert {each["port"]: each["interface"] for each in sockets.read(())}[8472] is None
+
+
+# 8472, 31337 and 45000.
+WAITING = "".join(
+    f" 1: 00000000:{port:04X} 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 {port} 2\n"
+    for port in (8472, 31337, 45000)
+)
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ("", [8472, 31337]),
+        ("32768\t60999\n", [8472, 31337]),
+        ("1024\t65535\n", [8472]),
+        ("1024\t20000\n", [8472, 31337, 45000]),
+        ("9000\t40000\n", [8472, 45000]),
+    ],
+)
+def test_the_cluster_s_udp_ports_count_also_among_those_of_outgoing_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: str, found: list[int]
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/udp").write_text(WAITING)
+    (tmp_path / "sys/net/ipv4").mkdir(parents=True)
+    (tmp_path / "sys/net/ipv4/ip_local_port_range").write_text(limits)
+    monkeypatch.setattr(sockets, "PROC", str(tmp_path))
+    assert [each["port"] for each in sockets.read(())] == found
+
+
+def test_the_port_of_a_tunnel_is_no_outgoing_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/udp").write_text(WAITING)
+    monkeypatch.setattr(sockets, "PROC", str(tmp_path))
+    tunnel = {"name": "vxlan7", "addresses": [], "udp_port": 45000}
+    assert {each["port"]: each["interface"] for each in sockets.read([tunnel])}[45000] == "vxlan7"
+
+
+def test_the_cluster_s_udp_ports_are_those_of_the_table() -> None:
+    fixed = {port.first for port in ports.all_ports() if port.protocol == "udp" and port.from_ != "clients"}
+    assert fixed == sockets.UDP

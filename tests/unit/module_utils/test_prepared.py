@@ -70,9 +70,23 @@ def test_a_pull_that_does_not_end_is_a_problem(runtime: Runtime) -> None:
 
 
 def test_an_image_that_cannot_be_pulled_is_a_problem(runtime: Runtime) -> None:
-    runtime.broken = "ctr: not found"
-    with pytest.raises(MachineProblem, match=r"pause:3\.10 cannot be pulled: ctr: not found"):
+    runtime.broken = "ctr: it broke"
+    with pytest.raises(MachineProblem, match=r"pause:3\.10 cannot be pulled: ctr: it broke; wanted: all images"):
         complete([PAUSE])
+
+
+@pytest.mark.parametrize("program", ["containerd", "docker"])
+def test_a_failed_pull_shows_its_first_cause_with_a_remedy(runtime: Runtime, program: str) -> None:
+    runtime.broken = (
+        "ctr: failed to resolve reference: dial tcp: lookup registry.k8s.io on 10.0.0.1:53: no such host\n"
+        "ctr: the command ended\n"
+    )
+    with pytest.raises(MachineProblem) as raised:
+        complete([PAUSE], program)
+    problem = raised.value.problem
+    assert problem.found.endswith("cannot be pulled: lookup registry.k8s.io on 10.0.0.1:53: no such host")
+    assert "DNS" in problem.remedy
+    assert raised.value.output == runtime.broken
 
 
 def test_docker_also_gets_the_images_that_kubeadm_lists(runtime: Runtime) -> None:

@@ -12,13 +12,17 @@ import pytest
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.cli import main
 from gpunodes.engine import control_planes, identities, runner
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.leases.errors import Lost
+from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.model import MachineResult, Outcome, RunResult
 from gpunodes.operations.autoscale import commands
 
+from tests import repair_fleet
 from tests.hostile import ATTACKS, unprintable
-from tests.power_fleet import MemoryStore, document, node_object, uuid
+from tests.power_fleet import MemoryStore, document, machine_id, node_object, uuid
 
 INVENTORY = """
 control_plane: {hosts: {control-1: {ansible_host: 127.0.0.1}}}
@@ -45,6 +49,7 @@ class Objects(MemoryStore):
         self.runs: list[tuple[str, Any]] = []
         self.registered: list[str] = []
         self.failure = ""
+        self.api = repair_fleet.Api()
         self.ending: list[list[str]] = []
         """The nodes of its pods, by request from the last one on."""
         self.meanwhile: Callable[[], None] = lambda: None
@@ -59,8 +64,10 @@ class Objects(MemoryStore):
         return control_planes.Choice(found.control_planes()[0], self.silent)
 
     @contextlib.contextmanager
-    def connected(self, *_: Any) -> Iterator[tuple[Any, None]]:
-        yield self, None
+    def connected(self, _: Any, command: str) -> Iterator[tuple[Any, Leases]]:
+        leases = Leases(Cluster(self.api), command)  # type: ignore[arg-type]  # an API in memory
+        yield self, leases
+        leases.close()
 
     def register(self, operation: Any, _: Any, machines: Any, *more: Any) -> RunResult:
         self.registered += [each.name for each in machines]
@@ -69,14 +76,14 @@ class Objects(MemoryStore):
             self.objects[each.name]["spec"]["providerID"] = f"gpunodes://{each.name}"
         return RunResult(operation.name, [MachineResult(each.name, outcome, cause=self.failure) for each in machines])
 
-    def run(self, play: runner.Play, folder: Path, *_: Any) -> runner.PlayResult:
+    def run(self, play: runner.Play, folder: Path, _: Any, should_stop: Callable[[], bool]) -> runner.PlayResult:
         self.runs.append((play.playbook, play.variables))
         self.ran_on = list(play.machines)
         self.running = (play.variables or {})["autoscaler_state"] == "present"
         if self.running:
             self.texts |= {name: MachineState(Phase.ON, 1.0).text() for name in self.document["machines"]}
         self.meanwhile()
-        return runner.PlayResult(True, False, folder / "stdout")
+        return runner.PlayResult(True, should_stop(), folder / "stdout")
 
     def nodes(self) -> list[Any]:
         return [each.node for each in self.seen_nodes().values()]
@@ -119,7 +126,8 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Objects:
     for name in ("w1", "w2"):
         found.objects[name] = node_object(name, provider="")
     cluster = Inventory(Path("hosts.yml")).cluster
-    identities.remember(cluster, {name: {"hostname": name, "product_uuid": uuid(name)} for name in ("w1", "w2")})
+    known = {name: {"product_uuid": uuid(name), "machine_id": machine_id(name)} for name in ("w1", "w2")}
+    identities.remember(cluster, {name: {"hostname": name, **ids} for name, ids in known.items()})
     return found
 
 
@@ -158,7 +166,8 @@ def test_up_prepares_machines_first_and_keeps_passwords_out_of_the_playbook(plac
     assert variables["autoscaler_pools"]["h100"] == {"priority": 0, "spare": 1, "gpus": 2, "taints": []}
     assert "hunter2" not in f"{variables}{place.document}{out}{err}"
     assert place.document["machines"]["w1"]["bmc"]["gpunodes_bmc_address"] == "w1.bmc.example"
-    assert place.document["machines"]["w1"]["identity"]["uuid"] == uuid("w1")
+    known = place.document["machines"]["w1"]["identity"]
+    assert (known["uuid"], known["machine_id"]) == (uuid("w1"), machine_id("w1"))
 
 
 def test_a_machine_without_a_bmc_is_woken_by_the_address_that_it_reported(place: Objects, run: Run) -> None:
@@ -259,6 +268,43 @@ def is_off(place: Objects, name: str = "w2") -> bool:
     """Whether other commands leave the machine alone."""
     node, state = place.seen_nodes().get(name), place.switched_off().get(name)
     return state is not None and state.is_off(ready=node.node.ready if node else None)
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_control_planes_are_locked_while_they_are_changed(place: Objects, run: Run, command: str) -> None:
+    """Not the machines that scale, nor all others: the autoscaler holds the locks of those that it switches."""
+    run("up", "--yes")
+    seen: list[tuple[str, str, bool]] = []
+    place.meanwhile = lambda: seen.extend(
+        (name, lease["spec"]["holderIdentity"].split("/")[1], "gpunodes.dev/alone" in lease["metadata"]["annotations"])
+        for name, lease in place.api.leases.items()
+    )
+    assert run(command, "--yes")[0] == 0
+    assert seen == [("gpunodes-machine-control-1", f"autoscale {command}", False)]
+    assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_control_plane_that_another_command_works_on_is_not_changed(place: Objects, run: Run, command: str) -> None:
+    run("up", "--yes")
+    other = Leases(Cluster(place.api), "upgrade")  # type: ignore[arg-type]  # an API in memory
+    other.holder = "ann@desk/upgrade/another-boot/7/7/7"
+    other.take("control-1", alone=True)
+    runs, before = len(place.runs), (place.document, place.passwords)
+    code, _, err = run(command, "--yes")
+    other.close()
+    assert code == ExitCode.FAILED
+    assert "control-1 is locked by `gpunodes upgrade` of ann@desk" in err
+    assert (len(place.runs), (place.document, place.passwords)) == (runs, before)
+
+
+def test_a_lock_that_is_lost_ends_the_playbook(place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[Lost] = []
+    monkeypatch.setattr(Leases, "lost", lambda _: lost[0] if lost else None)
+    place.meanwhile = lambda: lost.append(Lost("the lock on control-1 was taken by ann@desk"))
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.FAILED
+    assert "the lock on control-1 was taken by ann@desk" in err
 
 
 def test_down_keeps_the_states_of_machines_that_are_off(place: Objects, run: Run) -> None:
@@ -393,13 +439,14 @@ def test_an_autoscaler_whose_plan_was_damaged_is_removed(place: Objects, run: Ru
     assert (place.running, place.texts, taints_of(place), place.document) == (False, {}, [], None)
 
 
-def test_a_node_that_is_replaced_meanwhile_is_left_alone(place: Objects, run: Run) -> None:
+@pytest.mark.parametrize("ids", [{"uuid": uuid("w7")}, {"machine_id": machine_id("w7")}])
+def test_a_node_that_is_replaced_meanwhile_is_left_alone(place: Objects, run: Run, ids: dict[str, Any]) -> None:
     scales(place, run, Phase.STOPPING, taints=[STOPPING])
     change = place.change
 
     def replaced(name: str, make: Any) -> None:
         if name == "w2":
-            place.objects["w2"] = node_object("w2", uuid=uuid("w7"))
+            place.objects["w2"] = node_object("w2", **ids)
             place.objects["w2"]["spec"]["taints"] = [{"key": STOPPING, "effect": "NoSchedule"}]
         change(name, make)
 

@@ -10,7 +10,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from gpunodes.ansible.module_utils.burn_in_taint import TAINT
 from gpunodes.engine import history
-from gpunodes.model import Outcome, TaskEnded
+from gpunodes.model import Outcome, Severity, TaskEnded
 from gpunodes.operations import burn_in, burn_in_history, join, phases, up
 from gpunodes.operations.tracker import _ANSWERS
 
@@ -41,6 +41,13 @@ def test_a_result_is_in_the_history() -> None:
     assert noted(REPORT) == [(REPORT["tool"], "passed", REPORT["summary"])]
     (entry,) = history.read()
     assert (entry.kind, entry.seconds, entry.cluster) == (history.EntryKind.BURN_IN, 900.5, "10.0.0.1")
+
+
+def test_a_history_that_cannot_be_written_is_a_warning_for_each_machine(tmp_path: Path) -> None:
+    (tmp_path / "gpunodes").write_text("no folder")
+    found = burn_in_history.note("10.0.0.1", ["gpu-1"], {"burn_in": {"gpu-1": REPORT}}, {})
+    assert [(each.machine, each.severity) for each in found] == [("gpu-1", Severity.WARNING)]
+    assert "cannot be made" in found[0].problem.found
 
 
 def test_a_failure_names_test_and_gpu() -> None:

@@ -25,8 +25,11 @@ from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
+from gpunodes.model import printable
 from gpunodes.operations.etcd import archive, backup, timer
 
+from tests import command
+from tests.hostile import ATTACKS, CANARY, unprintable
 from tests.unit import etcd_member
 from tests.unit.etcd_member import needs_etcd
 from tests.unit.operations.test_etcd_archive import ABOUT, snapshot
@@ -110,6 +113,23 @@ def test_an_error_of_the_only_machine_is_the_error(inventory: Inventory, machine
     machines["control-1"] = f"out.write({line!r})"
     with pytest.raises(GpunodesError, match="control-1: no etcd runs on this machine"):
         run(inventory)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_error_of_a_machine_is_shown_in_printable_lines(
+    inventory: Inventory, machines: dict[str, str], tmp_path: Path, attack: str
+) -> None:
+    """Also what its login or its shell writes in place of a report."""
+    line = json.dumps({"error": dict.fromkeys(("found", "wanted", "remedy"), attack)}).encode() + b"\n"
+    machines["control-1"] = f"out.write({line!r})"
+    machines["control-2"] = f"sys.exit({attack!r})"
+    done = command.run(tmp_path, "etcd", "backup", "-i", str(inventory.path))
+    assert done.returncode == 1
+    assert unprintable(done.stdout + done.stderr) == []
+    assert f"control-1: {printable(attack)}" in done.stderr
+    assert "control-2: " in done.stderr
+    assert CANARY not in done.stderr.splitlines()
+    assert left(tmp_path) == []
 
 
 BROKEN = {

@@ -229,6 +229,14 @@ def test_options_before_the_sub_command_are_refused(inventory: Inventory, words:
     assert "options before the sub-command" in str(error)
 
 
+def test_a_sub_command_has_its_own_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`certs renew -i OTHER` read the default inventory first, and contacted its machines."""
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(root, ["certs", "renew", "-i", "other.yml"], standalone_mode=False).exception
+    assert isinstance(error, WrongInput)
+    assert "no inventory at other.yml" in str(error)
+
+
 def config(ca: str) -> dict[str, Any]:
     cluster = {"name": "c", "cluster": {"certificate-authority-data": ca, "server": "https://x"}}
     return {"clusters": [cluster], "users": [], "contexts": [], "current-context": "c"}

@@ -125,6 +125,24 @@ def test_a_kubeconfig_is_private(tmp_path: Path) -> None:
     assert [path.name for path in target.parent.iterdir()] == ["config"]
 
 
+def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
+    """Dotfiles in a repository: what was linked gets the entries, and loses them."""
+    (tmp_path / "dotfiles").mkdir()
+    target, link = tmp_path / "dotfiles/config", tmp_path / "config"
+    link.symlink_to("dotfiles/config")
+    kubeconfig.write(link, kubeconfig_of("a", "https://a"), merge=True)
+    kubeconfig.write(link, kubeconfig_of("b", "https://b"), merge=True)
+    assert len(yaml.safe_load(target.read_text())["contexts"]) == 2
+    merged = kubeconfig.merged_for(yaml.safe_load(link.read_text()), PEM)
+    kubeconfig.forget(replace(merged, path=link))
+    assert yaml.safe_load(target.read_text())["contexts"] == []
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o600
+    # A file of its own never follows a link that somebody else may have made.
+    kubeconfig.write(link, kubeconfig_of("a", "https://a"), merge=False)
+    assert not link.is_symlink()
+
+
 def test_a_kubeconfig_that_is_not_a_mapping_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "config"
     target.write_text("- a\n")
@@ -145,26 +163,28 @@ def test_only_what_was_merged_for_the_cluster_is_forgotten(tmp_path: Path) -> No
     """Another cluster at the same address, and contexts of the user for this one, stay with what they need."""
     target, ours = tmp_path / "config", kubeconfig_of("lab", "https://10.0.0.1:6443")
     later = reduced(admin({**CLUSTER, "certificate-authority-data": OTHER_PEM}), "later")
-    for each in (kubeconfig_of("work", "https://w"), later, kubeconfig_of("lab-alice", "https://10.0.0.1:6443"), ours):
+    # The user's own entries for this cluster, and what was merged before `endpoint set`.
+    mine = yaml.safe_load(yaml.safe_dump(kubeconfig_of("mine", "https://m")).replace("gpunodes-mine", "mine"))
+    for each in (mine, later, kubeconfig_of("lab-alice", "https://vip:6443"), ours):
         kubeconfig.write(target, each, merge=True)
-    merged = kubeconfig.merged_for(yaml.safe_load(target.read_text()), ours["clusters"][0]["cluster"])
+    merged = kubeconfig.merged_for(yaml.safe_load(target.read_text()), PEM)
     assert set(merged.contexts) == {"gpunodes-lab", "gpunodes-lab-alice"}
     kubeconfig.forget(replace(merged, path=target))
     left = yaml.safe_load(target.read_text())
     for kind in ("clusters", "contexts", "users"):
-        assert [each["name"] for each in left[kind]] == ["gpunodes-work", "gpunodes-later"]
+        assert [each["name"] for each in left[kind]] == ["mine", "gpunodes-later"]
     assert left["current-context"] == ""
     assert target.stat().st_mode & 0o777 == 0o600
 
     document = kubeconfig.merged({"current-context": "mine"}, ours)
     document["contexts"].append({"name": "mine", "context": {"cluster": "gpunodes-lab", "user": "gpunodes-lab"}})
-    merged = kubeconfig.merged_for(document, ours["clusters"][0]["cluster"])
+    merged = kubeconfig.merged_for(document, PEM)
     assert (set(merged.contexts), set(merged.clusters), set(merged.users)) == ({"gpunodes-lab"}, set(), set())
 
 
 @pytest.mark.parametrize("document", [{}, {"clusters": 5}, {"clusters": [5, {"name": "gpunodes-x"}], "contexts": [{}]}])
 def test_nothing_is_found_in_another_file(document: Any) -> None:
-    assert not kubeconfig.merged_for(document, CLUSTER).contexts
+    assert not kubeconfig.merged_for(document, PEM).contexts
 
 
 @pytest.mark.parametrize(
@@ -324,5 +344,5 @@ def test_a_kubeconfig_of_the_user_may_have_anything(tmp_path: Path, contexts: An
     kubeconfig.write(target, ours, merge=True)
     left = yaml.safe_load(target.read_text())
     assert left["contexts"][:3] == contexts
-    kubeconfig.forget(replace(kubeconfig.merged_for(left, ours["clusters"][0]["cluster"]), path=target))
+    kubeconfig.forget(replace(kubeconfig.merged_for(left, PEM), path=target))
     assert yaml.safe_load(target.read_text())["contexts"] == contexts

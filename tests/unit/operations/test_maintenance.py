@@ -184,6 +184,28 @@ def test_the_maintenance_of_an_unfinished_repair_keeps_the_cordon_after_its_end(
     clean(place)
 
 
+def test_maintenance_lifts_its_cordon_although_a_repair_left_its_annotation() -> None:
+    """`kubectl uncordon` had lifted that of the repair."""
+    place = fleet(5)
+    place.cordon("w1", "r1")
+    place.uncordon("w1")
+    on(place)
+    assert outcomes(resume(place)) == {}
+    off(place)
+    clean(place)
+
+
+def test_a_cordon_that_a_user_made_in_maintenance_stays() -> None:
+    """The user lifted that of the maintenance before, with kubectl."""
+    place = fleet(5, ["w1"])
+    on(place, until=time.time() - 60)
+    place.uncordon("w1")
+    place.cordon("w1")
+    assert decision(place)[0] is Decision.REFUSE, "the maintenance has expired; a user is at work"
+    off(place)
+    assert node(place)["spec"]["unschedulable"]
+
+
 def test_expired_maintenance_without_a_cordon_does_not_keep_that_of_a_later_repair() -> None:
     place = fleet(5, ["w1"])
     on(place, time.time() - 60, cordon=False)

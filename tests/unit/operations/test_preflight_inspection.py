@@ -19,6 +19,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Event, Outcome, TaskEnded
 from gpunodes.operations import gpu_verify, preflight, status
 
+from tests.hostile import cluster_report, machine_report
 from tests.stand_ins import Silent, facts
 
 INVENTORY = """
@@ -183,3 +184,33 @@ def test_a_control_plane_that_could_not_be_read_is_wanted_once(problem: Problem)
     result = {"msg": str(problem), **dataclasses.asdict(problem)}
     failure = TaskEnded("control-1", "status", "Read the cluster", Outcome.FAILED, 1.0, result)
     assert str(preflight.not_read(failure)).count("wanted: ") == 1
+
+
+def test_gpu_verify_shows_what_the_cluster_says_of_a_machine_s_node_whatever_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nodes that kubeadm made with --node-name; each host has the name of the other machine's node."""
+    numbers = {"control-1": 1, "gpu-1": 2, "gpu-2": 3}
+    level = {"level": "kubelet", "fact": "", "wanted": "", "remedy": ""}
+
+    def run(_: runner.Play, folder: Path, on_event: Callable[[Event], None]) -> runner.PlayResult:
+        def report(machine: str, role: str, **result: Any) -> None:
+            on_event(TaskEnded(machine, role, "Read", Outcome.UNCHANGED, 1.0, result))
+
+        report("control-1", "cluster", cluster=cluster_report(numbers))
+        for name, host in (("gpu-1", "gpu-2"), ("gpu-2", "gpu-1")):
+            report(name, "settings", host_facts={**machine_report(name, numbers[name]), "hostname": host})
+        served = {"gpu-1": [{**level, "state": "ok"}], "gpu-2": [{**level, "state": "failed"}]}
+        report("gpu-2", "gpu_node", gpu_nodes=served)
+        return runner.PlayResult(ok=True, interrupted=False, log=folder / "stdout")
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    (tmp_path / "hosts.yml").write_text(
+        "control_plane: {hosts: {control-1: {ansible_host: 10.0.0.1}}}\n"
+        "workers: {hosts: {gpu-1: {ansible_host: 10.0.0.2}, gpu-2: {ansible_host: 10.0.0.3}}}\n"
+    )
+    inventory = Inventory(tmp_path / "hosts.yml")
+    found = gpu_verify.run(inventory, inventory.select(["gpu-1", "gpu-2"]), Silent(), {})
+    assert {each.machine: each.healthy for each in found} == {"gpu-1": True, "gpu-2": False}

@@ -73,7 +73,7 @@ def test_names_are_one_part_of_a_path() -> None:
         def __init__(self) -> None:
             """Without a session."""
 
-        def _find(self, path: str) -> Any | None:
+        def _find(self, path: str, *, wait: bool = True) -> Any | None:
             paths.append(path)
             return None
 

@@ -229,6 +229,22 @@ def test_the_findings_of_preflight_without_those_of_another_section(
         report._inspected(inventory, inventory.select(()), PROGRESS)
 
 
+def test_the_conflicts_have_the_warnings_about_storage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `preflight` has them."""
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(place.path.parent))
+    shares = "all: {vars: {gpunodes_storage: [{name: data, path: /srv/data, size: 1Ti}]}}\n"
+    place.path.write_text(INVENTORY + shares + "storage: {hosts: {gpu-1: }}\n")
+    inventory = Inventory(place.path)
+    facts = gpu_machine(H100)
+    seen = preflight.Inspection(
+        [MachineFacts("gpu-1", Role.WORKER, facts)], "cp-1", None, None, "", False, place.path.parent
+    )
+    monkeypatch.setattr(preflight, "inspect", lambda *_, **__: seen)
+    _, findings = report._inspected(inventory, inventory.select(()), PROGRESS)
+    assert [each.machine for each in findings if each.check == "storage"] == ["gpu-1"]
+
+
 # The command
 
 

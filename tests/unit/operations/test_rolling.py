@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 import pytest
+from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.leases.errors import Lost
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations.rolling.work import Target
@@ -249,6 +251,18 @@ def test_machines_in_maintenance_cordoned_or_sick_are_skipped_and_reported() -> 
     assert cordoned(place) == {"w2"}, "the cordon of a user stays"
 
 
+def test_a_cordon_that_a_user_made_later_is_not_that_of_the_roll_out() -> None:
+    """`kubectl uncordon` leaves the marks of an unfinished roll-out: it neither works under the user nor uncordons."""
+    place = fleet(3)
+    annotations = place.api.nodes["w0"]["metadata"]["annotations"]
+    annotations |= {"gpunodes.dev/rollout": "r", "gpunodes.dev/rollout-cordon": "true"}
+    place.cordon("w0")
+    cluster = Cluster(place.session())
+    assert not cluster.begin_rollout("w0", "r", cordon=True)
+    cluster.end_rollout("w0", "r")
+    assert cordoned(place) == {"w0"}
+
+
 def test_a_cordon_in_the_last_moment_is_respected() -> None:
     place = fleet(1)
 
@@ -400,6 +414,22 @@ def test_a_lost_lock_stops_that_machine_and_the_roll_out() -> None:
     assert work.done == [("w0", "prepare")]
     assert outcomes(result) == {"w0": None, "w1": None, "w2": None}
     assert "taken by" in result.stopped
+
+
+def test_a_decision_that_expired_before_the_lock_was_taken_begins_nothing() -> None:
+    """The controller was suspended in between: another command may have used the budget."""
+    place = fleet(3)
+    work = MemoryWork(place)
+
+    def before(method: str, path: str) -> None:
+        if method == "POST" and path == repair_fleet.LEASES and "gpunodes-decision" in place.api.leases:
+            del place.api.leases["gpunodes-decision"]
+
+    place.api.before = before
+    with pytest.raises(Lost, match="its Lease was deleted"):
+        roll_out(place, work)
+    assert (work.done, cordoned(place)) == ([], set())
+    assert "gpunodes-machine-w0" not in place.api.leases
 
 
 def test_without_an_api_nothing_begins() -> None:

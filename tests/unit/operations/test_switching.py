@@ -216,6 +216,33 @@ def test_the_power_stays_on_if_another_command_took_the_machine_while_it_shut_do
     assert control.bmc.orders == []
 
 
+def test_nothing_is_ordered_if_another_command_took_the_machine_while_its_bmc_responded(
+    place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A BMC may need minutes to report its identity and its state."""
+    control, own_power, state = place.controls["w1"], Control.own_power, Bmc.state
+
+    def slow(of: Control) -> Any:
+        steal(place)
+        return own_power(of)
+
+    def slow_state(of: Bmc) -> PowerState:
+        steal(place)
+        return state(of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Control, "own_power", slow)
+        with pytest.raises(Lost, match="was taken by"):
+            switch(place, "off")
+    assert (control.asked, control.bmc.orders) == ([], [])
+    place.machines["w1"].off = True
+    place.api.leases.clear()
+    monkeypatch.setattr(Bmc, "state", slow_state)
+    with pytest.raises(Lost, match="was taken by"):
+        switch(place, "on")
+    assert control.bmc.orders == []
+
+
 def test_a_node_that_another_command_took_during_the_drain_is_left_as_it_is(place: Any) -> None:
     place.api.add_pod("train", "w1")
     place.api.budgeted.add("train")

@@ -107,6 +107,54 @@ def test_several_control_planes_need_an_endpoint() -> None:
     assert fits(adopted(configuration={}))["", "controlPlaneEndpoint"] is Fit.SAME
 
 
+def serving(name: str, namespace: str = "kube-system", image: str = "x", *, own: bool = False) -> dict[str, Any]:
+    """A DaemonSet of one container."""
+    made = daemon_set(name, namespace)
+    made["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "gpunodes"} if own else {}
+    made["spec"]["template"]["spec"] = {"containers": [{"image": image}]}
+    return made
+
+
+PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"
+
+
+@pytest.mark.parametrize(
+    ("sets", "found", "fit"),
+    [
+        ([], "none is offered to pods", Fit.SAME),
+        ([serving("kube-proxy")], "none is offered to pods", Fit.SAME),
+        ([serving("nvidia-device-plugin-daemonset", own=True)], "device plugin of gpunodes", Fit.SAME),
+        ([serving("nvidia-dra-driver", own=True)], "driver for dynamic resource allocation of gpunodes", Fit.SAME),
+        ([serving("nvidia-device-plugin-daemonset")], "device plugin (kube-system/nvidia-device-plugin-d", Fit.WRONG),
+        ([serving("mine", "team", PLUGIN)], "device plugin (team/mine)", Fit.WRONG),
+        # The label is anybody's who may make DaemonSets in some namespace.
+        ([serving("nvidia-device-plugin-daemonset", "team", own=True)], "device plugin (team/nvidia-d", Fit.WRONG),
+        (
+            [serving("nvidia-device-plugin-daemonset", "gpu-operator", PLUGIN), serving("x", "gpu-operator")],
+            "GPU Operator (gpu-operator/nvidia-device-plugin-daemonset)",
+            Fit.WRONG,
+        ),
+        ([serving("nvidia-container-toolkit-daemonset", "x")], "GPU Operator (x/nvidia-container-toolk", Fit.WRONG),
+        # Without its driver, toolkit and device plugin.
+        ([serving("nvidia-dcgm-exporter", "gpu-operator")], "none is offered to pods", Fit.SAME),
+    ],
+)
+def test_what_serves_gpus(sets: list[dict[str, Any]], found: str, fit: Fit) -> None:
+    [row] = [each for each in adopted(sets=sets).rows if each.what == "GPUs of pods"]
+    assert row.found.startswith(found)
+    assert row.fit is fit
+    assert ("before GPU software" in row.wanted) is (fit is Fit.WRONG)
+
+
+def test_gpus_that_something_unknown_serves() -> None:
+    offering = node("gpu-1", "10.0.0.2")
+    offering["status"]["allocatable"] = {"cpu": "8", "nvidia.com/gpu": "4"}
+    slices = [{"spec": {"driver": "gpu.nvidia.com", "nodeName": "gpu-1"}}]
+    for more in ({"nodes": [NODES[0], offering]}, {"slices": slices}):
+        [row] = [each for each in adopted(**more).rows if each.what == "GPUs of pods"]
+        assert (row.found, row.fit) == ("gpu-1 offer them, by a program of no known name", Fit.WRONG)
+
+
 def test_settings_that_follow_from_the_cluster() -> None:
     label = {"gpunodes.dev/network": "flannel"}
     own = adopted(sets=[daemon_set("kube-flannel-ds", "kube-flannel", **label)])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from gpunodes.model import Role, Severity
+from gpunodes.ansible.filter import general as filters
+from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import firewall, networks, ports, reports
-from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
+from gpunodes.planner.candidates import ClusterRequirements, ControlPlanes, MachineFacts
+from gpunodes.planner.endpoint import EndpointSettings
 from gpunodes.planner.networks import NetworkSettings
 from gpunodes.planner.preflight import judge
+from gpunodes.settings import defaults
 
 from tests.stand_ins import facts, filtered, given, gpu_machine, listener
 
@@ -36,14 +40,18 @@ def found(
     role: Role = Role.WORKER,
     ca_hash: str | None = None,
     nodes: tuple[Mapping[str, Any], ...] = (),
+    controls: Mapping[str, str] | None = None,
+    vip: str = "",
 ) -> list[tuple[str, Severity, str, str]]:
-    machine = MachineFacts("worker-1", role, facts(**changes), network=settings)
-    requirements = ClusterRequirements("1.36", ca_hash, nodes)
+    machine = MachineFacts("worker-1", role, facts(**changes), network=settings, endpoint=EndpointSettings(vip=vip))
+    requirements = ClusterRequirements("1.36", ca_hash, nodes, control_planes=ControlPlanes(controls or {}))
+    return of_the_network(judge([machine], requirements))
+
+
+def of_the_network(findings: Sequence[PreflightFinding]) -> list[tuple[str, Severity, str, str]]:
     own = {"ranges", "ports", "firewall", "network"}
     return [
-        (each.check, each.severity, each.problem.fact, each.problem.remedy)
-        for each in judge([machine], requirements)
-        if each.check in own
+        (each.check, each.severity, each.problem.fact, each.problem.remedy) for each in findings if each.check in own
     ]
 
 
@@ -75,6 +83,15 @@ def test_an_address_or_route_in_a_range_is_refused_with_its_device(changes: dict
     assert (check, severity) == ("ranges", Severity.ERROR)
     assert words in fact
     assert "set gpunodes_" in remedy
+
+
+def test_a_route_of_another_table_is_named_with_its_table() -> None:
+    changed = network(("eth0", "10.0.0.11/24"))
+    changed["routes"] = [{"to": "10.244.7.0/24", "device": "eth1", "gateway": "10.9.0.1", "table": "100"}]
+    assert reports.machine_problem(facts(gpu={"functions": []}, network=changed)) == ""
+    ((_, severity, fact, _),) = found({"network": changed})
+    assert severity is Severity.ERROR
+    assert "overlaps the route to 10.244.7.0/24 through 10.9.0.1 of eth1 (table 100)" in fact
 
 
 def test_one_sentence_names_all_overlaps_of_a_machine() -> None:
@@ -288,9 +305,92 @@ def test_with_leave_preflight_names_the_ports_that_seem_closed() -> None:
     ((check, severity, fact, _),) = found(active("ufw", open_=("6443/tcp", "10250/udp")), leave, Role.CONTROL_PLANE)
     assert (check, severity) == ("firewall", Severity.WARNING)
     assert "tcp 10250 (from all machines of the cluster, and pods), udp 8472" in fact
-    assert "6443" not in fact
+    # It is the only control plane: nobody else reaches its etcd.
+    assert not any(port in fact for port in ("6443", "2379", "2380", "vrrp", "2049"))
     assert found(active("ufw", open_=("10250/tcp", "8472/udp")), leave) == []
     assert found(active("iptables", writable=False), leave)[0][1] is Severity.WARNING
+
+
+MEMBERS = {"control-1": "10.0.0.1", "worker-1": "10.0.0.11"}
+USUAL = ("6443/tcp", "10250/tcp", "8472/udp")
+
+
+def test_ports_between_control_planes_are_in_the_findings_of_firewalls() -> None:
+    closed = active("iptables", open_=USUAL, writable=False)
+    ((_, severity, fact, remedy),) = found(closed, role=Role.CONTROL_PLANE, controls=MEMBERS)
+    assert severity is Severity.ERROR
+    assert "it opens no tcp 2379, tcp 2380" in fact
+    assert "`iptables -I INPUT -p tcp -s 10.0.0.1 --dport 2379 -j ACCEPT`" in remedy
+    nodes = tuple({"name": f"control-{each}", "address": f"10.0.0.{each}", "role": "control_plane"} for each in (1, 2))
+    ((_, _, _, remedy),) = found(closed, role=Role.CONTROL_PLANE, nodes=nodes, ca_hash="sha256:aa")
+    assert "-s 10.0.0.1,10.0.0.2 --dport 2380" in remedy
+    leave = NetworkSettings("10.244.0.0/16", "10.96.0.0/12", firewall="leave")
+    ((_, severity, fact, _),) = found(active("ufw", open_=USUAL), leave, Role.CONTROL_PLANE, controls=MEMBERS)
+    assert severity is Severity.WARNING
+    assert "mentions tcp 2379 (from the other control planes), tcp 2380" in fact
+    assert found(active("ufw", open_=(*USUAL, "2379-2380")), leave, Role.CONTROL_PLANE, controls=MEMBERS) == []
+    assert found(closed, controls=MEMBERS) == []  # a worker has no etcd
+
+
+def test_vrrp_is_in_the_findings_of_firewalls_with_a_virtual_address() -> None:
+    usual = (*USUAL, "2379-2380")
+    closed = active("iptables", open_=usual, writable=False)
+    ((_, _, fact, remedy),) = found(closed, role=Role.CONTROL_PLANE, controls=MEMBERS, vip="10.0.0.100")
+    assert "it opens no vrrp 112" in fact
+    assert "`iptables -I INPUT -p vrrp -s 10.0.0.1 -j ACCEPT`" in remedy
+    for opened, count in (("112/vrrp", 0), ("*", 0), ("112", 1)):
+        rules = active("iptables", open_=(*usual, opened), writable=False)
+        assert len(found(rules, role=Role.CONTROL_PLANE, controls=MEMBERS, vip="10.0.0.100")) == count
+    assert found(closed, role=Role.CONTROL_PLANE, controls=MEMBERS) == []
+
+
+def test_the_port_of_shares_is_in_the_findings_of_the_firewall_of_their_server() -> None:
+    serves = NetworkSettings("10.244.0.0/16", "10.96.0.0/12", firewall="leave", storage=True)
+    ((_, _, fact, _),) = found(active("ufw", open_=USUAL), serves)
+    assert "mentions tcp 2049 (from all machines of the cluster)" in fact
+    assert found(active("ufw", open_=(*USUAL, "2049/tcp")), serves) == []
+
+
+def test_a_machine_alone_is_told_the_ports_without_commands() -> None:
+    ((_, _, _, remedy),) = found(active("iptables", open_=("10250/tcp",), writable=False))
+    assert remedy == "open these ports where these rules are kept, then set gpunodes_firewall to leave"
+
+
+def second_network(name: str, last: int, **changes: Any) -> MachineFacts:
+    """A machine with its default route in one network, and its address in the cluster in another."""
+    own = facts(
+        hostname=name,
+        machine_id=name,
+        product_uuid=name,
+        default_address=f"192.168.0.{last}",
+        addresses=[f"192.168.0.{last}", f"10.10.0.{last}"],
+        **changes,
+    )
+    return MachineFacts(
+        name, Role.WORKER, own, address=f"192.168.0.{last}", node_address="10.10.0.0/16", network=SETTINGS
+    )
+
+
+def test_commands_for_a_firewall_name_the_addresses_in_the_cluster() -> None:
+    closed = active("nftables", open_=("10250/tcp",), writable=False)
+    machines = [second_network("gpu-1", 11, **closed), second_network("gpu-2", 12)]
+    ((_, _, _, remedy),) = of_the_network(judge(machines, ClusterRequirements("1.36")))
+    assert "`nft insert rule inet filter input ip saddr { 10.10.0.12 } udp dport 8472 accept`" in remedy
+    # gpu-2 is a node, which keeps its address, and has another name in the cluster.
+    node = {"name": "gpu-2.example", "address": "10.10.0.12", "role": "worker", "machine_id": "gpu-2", "boot_id": "b",
+            "product_uuid": "gpu-2"}  # fmt: skip
+    there = {"role": "worker", "ca_hash": "sha256:aa", "server": None}
+    machines[1] = second_network("gpu-2", 12, kubernetes=there)
+    ((_, _, _, remedy),) = of_the_network(judge(machines, ClusterRequirements("1.36", "sha256:aa", [node])))
+    assert "ip saddr { 10.10.0.12 } udp" in remedy
+
+
+def test_docker_s_bridge_must_not_take_an_address_of_the_second_network() -> None:
+    docker = NetworkSettings("10.244.0.0/16", "10.96.0.0/12", runtime="docker")
+    bridge = network(("eth0", "192.168.0.11/24"), bridge="10.10.0.1/24")
+    machines = [replace(second_network("gpu-1", 11, network=bridge), network=docker), second_network("gpu-2", 12)]
+    ((_, _, fact, _),) = of_the_network(judge(machines, ClusterRequirements("1.36")))
+    assert "overlaps the address 10.10.0.12 of gpu-2" in fact
 
 
 def test_the_port_of_another_network_add_on_is_its_own() -> None:
@@ -344,3 +444,22 @@ def test_a_chain_that_would_be_a_command_is_refused(chain: str) -> None:
 
 def test_settings_that_are_no_networks_are_left_to_their_own_check() -> None:
     assert networks.ranges_of("10.244.0.0/16, x, fd00::/64") == [*networks.ranges_of("10.244.0.0/16,fd00::/64")]
+
+
+def test_plain_ansible_judges_the_ports_of_the_settings() -> None:
+    def lines(opened: Sequence[str], controls: Mapping[str, str] | None = None, **more: Any) -> list[str]:
+        machine = facts(gpu={"functions": []}, **active("iptables", open_=(*opened, "6443/tcp"), writable=False))
+        known = {"machines": controls or {}, "endpoint": "10.0.0.9", "arguments": {}, "growth": "up"}
+        settings = {**defaults(), "gpunodes_network": "none"}
+        arguments = ({"worker-1": "control_plane"}, None, "1.36", {"worker-1": settings})
+        found = filters.preflight(
+            {"worker-1": machine}, *arguments, {"worker-1": "10.0.0.11"}, joins=True, control_planes=known, **more
+        )
+        return [line for line in found if "firewall" in line]
+
+    assert lines(["10250/tcp"]) == []
+    (line,) = lines(["10250/tcp"], storage=["worker-1"])
+    assert "it opens no tcp 2049" in line
+    (line,) = lines(["10250/tcp"], MEMBERS)
+    assert "it opens no tcp 2379, tcp 2380" in line
+    assert "-s 10.0.0.1 --dport 2379" in line

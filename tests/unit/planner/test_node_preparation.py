@@ -166,7 +166,8 @@ def test_preflight_reports_what_the_machine_says_of_its_directory() -> None:
 
 def disks(root: int, **others: int) -> list[dict[str, Any]]:
     """Free MiB of the root file system, and of others by the name of their folder, ``var_lib``."""
-    names = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp", "/data")
+    names = ["/usr", "/var/lib", "/var/cache", "/boot", "/tmp", "/data"]
+    names += [f"/var/lib/{each}" for each in ("containerd", "docker", "kubelet") if "var_lib" not in others]
     own = {f"/{name.replace('_', '/')}": free for name, free in others.items()}
     return [
         {"path": name, "device": list(own).index(name) + 2, "mount": name, "free_mib": own[name]}
@@ -186,8 +187,8 @@ def test_a_worker_needs_4_gib_on_one_disk_and_a_control_plane_more() -> None:
     (short,) = space(facts(disks=disks(4095)))
     assert short == (
         "4095 MiB are free on /; wanted: at least 4096 MiB: 384 for Kubernetes' packages, 128 for containerd, 256 for"
-        " downloaded packages, 768 for the node's images, 2560 for pods; free some space there, or enlarge it; or set"
-        " gpunodes_data_directory to a directory on a larger disk"
+        " downloaded packages, 768 for the node's images, 2048 for pods, 512 for volumes of pods; free some space"
+        " there, or enlarge it; or set gpunodes_data_directory to a directory on a larger disk"
     )
     assert len(space(facts(disks=disks(4096)), role=Role.CONTROL_PLANE)) == 1
     assert space(facts(disks=disks(4864)), role=Role.CONTROL_PLANE) == []
@@ -207,6 +208,21 @@ def test_with_a_data_directory_images_need_their_space_there() -> None:
     (short,) = space(facts(disks=disks(1000, data=100), data_directory=directory))
     assert short.startswith("100 MiB are free on /data")
     assert "gpunodes_data_directory" not in short
+
+
+def test_a_disk_that_is_mounted_on_a_folder_of_the_runtime_counts_for_its_images() -> None:
+    assert space(facts(disks=disks(2048, var_lib_containerd=500_000))) == []
+    (short,) = space(facts(disks=disks(500_000, var_lib_containerd=100)))
+    assert short.startswith("100 MiB are free on /var/lib/containerd; wanted: at least 2816 MiB: 768 for the node's")
+    assert "gpunodes_data_directory" not in short
+    (short,) = space(facts(disks=disks(500_000, var_lib_kubelet=511)))
+    assert short.startswith("511 MiB are free on /var/lib/kubelet; wanted: at least 512 MiB: 512 for volumes of pods")
+    docker = RequestedSoftware("", runtime="docker")
+    assert space(facts(disks=disks(2048, var_lib_docker=500_000)), docker) == []
+    (short,) = space(facts(disks=disks(2048, var_lib_containerd=500_000)), docker)
+    assert short.startswith("2048 MiB are free on /")
+    directory = {"path": "/data", "problem": None}
+    assert space(facts(disks=disks(1000, data=3328, var_lib_containerd=1), data_directory=directory)) == []
 
 
 def test_what_is_installed_does_not_count_twice() -> None:
@@ -262,6 +278,7 @@ def test_a_machine_without_gpus_needs_no_space_for_them() -> None:
         "downloaded packages",
         "the node's images",
         "pods",
+        "volumes of pods",
     }
 
 
@@ -279,7 +296,7 @@ def test_every_size_has_its_basis() -> None:
     for row in tables.read("space")["space"]:
         assert row["basis"]
         assert row["mib"] > 0
-        assert row["where"] in {"usr", "cache", "lib", "boot", "tmp", "data"}
+        assert row["where"] in {"usr", "cache", "lib", "boot", "tmp", "images", "kubelet"}
 
 
 def test_a_gpu_host_needs_no_space_for_kubernetes() -> None:

@@ -106,7 +106,7 @@ def test_an_odd_value_anywhere_is_refused_or_harmless(where: tuple[str | int, ..
         if violation:
             assert violation.startswith("its answer")
             if document is not None:
-                assert gpu_verify.assemble("worker-1", document, [], {}, "").cause == violation
+                assert gpu_verify.assemble("worker-1", document, [], [], "").cause == violation
             continue
         assert free(where) or value not in ATTACKS, (where, value)
         for role, endpoint in ((Role.WORKER, EndpointSettings()), (Role.CONTROL_PLANE, VIP)):

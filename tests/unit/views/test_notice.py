@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -30,6 +31,24 @@ def test_only_changes() -> None:
     assert changes([SICK, HEALTHY], before) == [StateChange(State.HUNG, HEALTHY)]
     # The first scan: a healthy machine is no news.
     assert changes([SICK, HEALTHY], {}) == [StateChange(State.HEALTHY, SICK)]
+
+
+OFF = Verdict("gpu-1", "live", State.OFF, Action.NONE, wanted="off since 08:00: no pod needs it")
+
+
+@pytest.mark.parametrize(("last", "now"), [(State.HEALTHY, State.OFF), (State.OFF, State.HEALTHY)])
+def test_a_machine_that_is_switched_off_on_purpose_is_no_news(last: State, now: State) -> None:
+    assert changes([dataclasses.replace(OFF, state=now)], {"gpu-1": last}) == []
+
+
+def test_what_was_wrong_before_a_machine_was_switched_off_ends_with_the_reason() -> None:
+    found = changes([OFF], {"gpu-1": State.SICK})
+    (resolved,) = sent("alertmanager", found)
+    assert resolved["labels"]["severity"] == "critical"
+    assert resolved["endsAt"] == resolved["startsAt"]
+    assert resolved["annotations"]["summary"] == "gpu-1: off (was sick): off since 08:00: no pod needs it"
+    (firing,) = sent("alertmanager", changes([SICK], {"gpu-1": State.OFF}))
+    assert firing["endsAt"] > firing["startsAt"]
 
 
 def test_json() -> None:

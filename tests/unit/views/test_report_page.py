@@ -189,6 +189,22 @@ def test_a_long_history_is_cut() -> None:
     assert found.text.count("burn-in dcgmi") == report_parts.MANY_EVENTS
 
 
+def test_the_repairs_of_30_days_are_counted_in_the_whole_history() -> None:
+    """Before the newest entries of a large fleet, which are the only ones on the page."""
+    entries = list(example.report().history.value or ())
+    burn_in = next(each for each in entries if each.kind == "burn-in")
+    before = example.document()["history"]["repairs"]
+    document = example.document(history=Section([*entries, *[burn_in] * (MOST_ENTRIES + 1)]))
+    assert {each["kind"] for each in document["history"]["entries"]} == {"burn-in"}
+    assert document["history"]["repairs"] == before
+    assert (len(before), before[-1]["day"]) == (30, "2026-11-25")
+    repaired, other = (sum(each[name] for each in before) for name in ("repaired", "other"))
+    assert min(repaired, other) > 0
+    found = page(document)
+    assert f"Repairs {repaired + other} in 30 days, {repaired} succeeded" in found.text
+    assert any(tag == "rect" and each.get("class") == "bar-good" for tag, each in found.elements)
+
+
 def test_a_repair_that_did_not_end_is_unfinished() -> None:
     entries = [each for each in example.document()["history"]["entries"] if each["machine"] == "train-06"][:-1]
     (day,) = report_parts.timeline(entries)["days"]

@@ -39,12 +39,13 @@ def preflight(
     joins: bool,
     prepares: bool = False,
     control_planes: Mapping[str, Any] | None = None,
+    storage: Sequence[str] = (),
 ) -> list[str]:
     """All errors of all machines, one line each.
 
     By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory. ``joins``:
     the machines are to be nodes. ``prepares``: they are only prepared, and join later. ``control_planes``: see
-    planner/control_planes.py.
+    planner/control_planes.py. ``storage``: the machines that serve shares.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
@@ -65,7 +66,7 @@ def preflight(
                 requested=requested_of(settings[name], ""),
                 address=addresses[name],
                 node_address=str(settings[name][SETTING]),
-                network=settings_of(settings[name]),
+                network=settings_of(settings[name], storage=name in storage),
                 endpoint=endpoint_settings(settings[name]),
             )
             for name, found in facts.items()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import time
@@ -17,11 +16,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from xml.etree import ElementTree
 
-from . import burn_in_results
+from . import burn_in_results, causes
 from .burn_in_results import FAILED, PASSED, TestResult
+from .causes import Program
 from .gpu_verify import container, pull, run_or_abandon, smi_xml
 from .problem import MachineProblem, Problem
-from .process import PATH, last_line, run
+from .process import PATH, CommandResult, last_line, run
 
 DIAG_LIMITS_S = {1: 900, 2: 1800, 3: 7200, 4: 21600}
 """Time limits of ``dcgmi diag`` by level: several times what NVIDIA states. Source: DCGM user guide, dcgmi diag."""
@@ -30,6 +30,8 @@ _STOP_S = 60
 """Seconds in which ``dcgmi diag`` ends its test after SIGTERM; it waits 25 s itself."""
 _ENGINE_S = 30
 """Seconds in which a host engine of DCGM must respond."""
+_LOG_S = 60
+"""Seconds in which the kernel log is read."""
 _LISTED = 5
 _NAME = "gpunodes-burn-in"
 
@@ -88,12 +90,12 @@ def burn_in(level: int, runtime: str, image: str, command: Sequence[str]) -> dic
     found = gpus()
     if problem := busy(found):
         return {"tool": "", "results": [], "failed": "", "refused": str(problem)}
-    since = time.time()
+    since, ring_buffer = time.time(), _ring_buffer()
     if shutil.which("dcgmi", path=PATH):
         tool, results = _diagnostics(level)
     else:
         tool, results = _workload(found, runtime, image, command)
-    results += burn_in_results.xids(_kernel_log(since))
+    results += _xids(since, ring_buffer)
     failed = burn_in_results.failure(results)
     return {
         "tool": tool,
@@ -183,10 +185,12 @@ def _workload(found: Sequence[Gpu], runtime: str, image: str, command: Sequence[
         )
     pulled = pull(runtime, image)
     if not pulled.ok:
+        cause = causes.of(Program.IMAGE, pulled.text)
         raise MachineProblem(
-            f"the image {image} cannot be pulled: {last_line(pulled.text)}",
+            f"the image {image} cannot be pulled: {cause.found}",
             "an image to run",
-            "see gpunodes_image_mirrors and gpunodes_burn_in_image, or install DCGM",
+            f"{cause.remedy or 'see gpunodes_image_mirrors and gpunodes_burn_in_image'}; or install DCGM",
+            pulled.text,
         )
     with ThreadPoolExecutor(len(found)) as pool:
         results = list(pool.map(lambda gpu: _compute(gpu, runtime, image, command), found))
@@ -210,7 +214,28 @@ def _compute(gpu: Gpu, runtime: str, image: str, command: Sequence[str]) -> Test
 # --- the kernel log ---
 
 
-def _kernel_log(since: float) -> str:
-    """Lines about Xids since a time; "" where there is no journal."""
-    log = run(["journalctl", "-k", "--no-pager", "-o", "cat", f"--since=@{int(since)}"], 60).out
-    return "\n".join(line for line in log.splitlines() if re.search(r"NVRM: Xid", line))
+def _ring_buffer() -> CommandResult:
+    return run(["dmesg", "-r"], _LOG_S)
+
+
+def _xids(since: float, before: CommandResult) -> list[TestResult]:
+    """The Xids in the kernel log since a time, at which ``before`` was the ring buffer; a failure if it is not read.
+
+    The journal has them, or where it has no messages of the kernel, the ring buffer.
+    """
+    journal = ["journalctl", "-k", "-q", "--no-pager", "-o", "cat"]
+    read = run([*journal, "-n", "1"], _LOG_S)
+    if read.ok and read.out.strip():
+        read = run([*journal, f"--since=@{int(since)}"], _LOG_S)
+        if read.ok:
+            return burn_in_results.xids(read.out)
+    after = _ring_buffer()
+    lines, known = after.out.splitlines(), set(before.out.splitlines())
+    if not before.ok or not after.ok:
+        why = last_line(after.err) or last_line(before.err) or "dmesg failed"
+    elif known and not known.intersection(lines[:1]):
+        why = "dmesg has lost lines of the test"
+    else:
+        return burn_in_results.xids("\n".join(line for line in lines if line not in known))
+    journal_problem = last_line(read.err) or "the journal has no messages of the kernel"
+    return [TestResult("kernel log", "", FAILED, f"not read, so Xids are unknown: {journal_problem}; {why}")]

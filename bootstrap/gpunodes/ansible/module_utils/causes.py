@@ -29,6 +29,7 @@ class Program(Enum):
     APT = "apt and dpkg"
     DNF = "dnf and rpm"
     BUILD = "a log of make and a compiler, such as DKMS's make.log"
+    DRIVER = "what NVIDIA's driver writes into the kernel log, one message a line"
     KUBEADM = "kubeadm"
     KUBELET = "the kubelet's journal"
     IMAGE = "the pull of an image by containerd, Docker, crictl or the kubelet"
@@ -155,6 +156,30 @@ _BUILD = (
     Known(r"\*\*\* "),
 )
 
+# The driver ends with what it concludes: "None of the NVIDIA devices were initialized".
+_DRIVER = (
+    Known(r"requires use of the NVIDIA open kernel modules", "install the driver with the open kernel modules"),
+    Known(
+        r"not supported by open nvidia\.ko",
+        "install the driver with the proprietary kernel modules: the open ones need a GPU of Turing or newer",
+    ),
+    Known(
+        r"is not supported by the\b|[Ss]upported through the NVIDIA \S+ Legacy drivers",
+        "choose a driver branch that supports this GPU (gpunodes_driver_branch)",
+    ),
+    Known(
+        r"PCI I/O region assigned to your NVIDIA device is invalid|BAR\d is 0M",
+        "let the firmware place large PCI memory (often called Above 4G Decoding), or give the virtual machine more",
+    ),
+    Known(r"fallen off the bus", "switch the machine off and on; if it returns, check the GPU's slot and power"),
+    Known(
+        r"obtained ownership of the NVIDIA device|is already bound to",
+        "another driver has the GPU: `lspci -nnk -d 10de:` names it",
+    ),
+    Known(r"RmInitAdapter failed|[Cc]annot initialize GSP firmware", "switch the machine off and on"),
+    Known(r"(?i)^(?!The NVIDIA probe routine|None of|No NVIDIA).*(\bfailed\b|\berror\b|cannot|could not)"),
+)
+
 # The rest of a message that may be quoted in another one.
 _REST = r"[^\"\\]{0,300}"
 
@@ -261,6 +286,7 @@ _TABLES: Mapping[Program, Sequence[Known]] = {
     Program.APT: _APT,
     Program.DNF: _DNF,
     Program.BUILD: _BUILD,
+    Program.DRIVER: _DRIVER,
     Program.KUBEADM: _KUBEADM,
     Program.KUBELET: _KUBELET,
     Program.IMAGE: _IMAGE,

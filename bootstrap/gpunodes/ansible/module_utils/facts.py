@@ -97,7 +97,9 @@ def read(
         facts["versions"] = _versions(wanted, exact_packages, proxies)
     facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
     facts["data_directory"] = _data_directory(directory, runtime)
-    facts["disks"] = data_directory.free([*_SPACE, *filter(None, [facts["data_directory"]["path"]])])
+    # Each of the folders may be on a disk of its own.
+    data = [*data_folders("docker").values(), facts["data_directory"]["path"]]
+    facts["disks"] = data_directory.free([*_SPACE, *filter(None, data)])
     # Last: what the module took in between is no part of the round trip (planner/preflight.py).
     facts["clock"] = {**clock.read(), "began": began}
     facts["time"] = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,17 +11,21 @@ from . import disk
 from .problem import MachineProblem
 from .process import must
 
+_NO_ROUTES = ("local", "broadcast", "multicast", "anycast", "throw")
+_DROPS = ("blackhole", "prohibit", "unreachable")
+_TABLE = re.compile(r"[A-Za-z0-9_.-]{0,32}")
+"""Numbers, and names of /etc/iproute2/rt_tables."""
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 
 
 def read() -> dict[str, Any] | None:
-    """Devices with their addresses, and the routes of the main table; None without iproute2."""
+    """Devices with their addresses, and the routes of all tables; None without iproute2."""
     try:
         devices = json.loads(must(["ip", "-json", "-details", "address", "show"]) or "[]")
         routes = [
             route
             for family in ("-4", "-6")
-            for route in json.loads(must(["ip", "-json", family, "route", "show", "table", "main"]) or "[]")
+            for route in json.loads(must(["ip", "-json", family, "route", "show", "table", "all"]) or "[]")
         ]
     except (MachineProblem, ValueError):
         return None
@@ -58,19 +63,27 @@ def _udp_port(info: Mapping[str, Any]) -> int | None:
 
 
 def parse_routes(listed: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Destination, device and gateway of each route of ``ip -json route``; default routes are left out.
+    """Destination, device, gateway and table of each route of ``ip -json route``; default routes are left out.
 
-    A route with several gateways has the first one; one that drops packets (blackhole) has no device.
+    A route with several gateways has the first one; one that drops packets (blackhole) has no device. The main table is
+    "". The machine's own addresses, and routes that only end a table (throw), lead nowhere. Tables for policy routing
+    repeat routes of the main one: each is listed once. What they drop says nothing of other packets.
     """
-    routes = []
-    for route in listed:
+    routes: dict[tuple[str, ...], dict[str, Any]] = {}
+    for route in sorted(listed, key=lambda each: str(each.get("table", ""))):
         to = str(route.get("dst", ""))
         if to in {"", "default"} or to.startswith(("fe80:", "ff00:")):
             continue
+        if route.get("table") == "local" or route.get("type") in _NO_ROUTES:
+            continue
+        if route.get("table") and route.get("type") in _DROPS:
+            continue
         hop = next(iter(route.get("nexthops") or [route]))
         gateway = hop.get("gateway") or (hop.get("via") or {}).get("host") or ""
-        routes.append({"to": to, "device": str(hop.get("dev") or route.get("type") or ""), "gateway": str(gateway)})
-    return routes
+        found = {"to": to, "device": str(hop.get("dev") or route.get("type") or ""), "gateway": str(gateway)}
+        table = str(route.get("table", ""))
+        routes.setdefault(tuple(found.values()), {**found, "table": table if _TABLE.fullmatch(table) else "?"})
+    return list(routes.values())
 
 
 def docker_bridge(config: str) -> str:

@@ -6,11 +6,12 @@ import glob
 import time
 from collections.abc import Sequence
 
-from . import disk, docker_images, ledger, packages
+from . import causes, disk, docker_images, ledger, packages
+from .causes import Program
 from .host import images as containerd_images
 from .host.spec import filled
 from .problem import MachineProblem
-from .process import last_line, run
+from .process import run
 from .report import Difference, Report
 
 IDS = {
@@ -82,10 +83,12 @@ def _pull(names: Sequence[str], docker: bool, limit_s: float) -> None:
     for name in names:
         result = run(["docker", "pull", "--quiet", name], limit_s) if docker else containerd_images.pull(name, limit_s)
         if not result.ok or _missing([name], docker):
+            cause = causes.of(Program.IMAGE, result.text)
             raise MachineProblem(
-                f"the image {name} cannot be pulled: {last_line(result.text) or 'no reason is reported'}",
+                f"the image {name} cannot be pulled: {cause.found}",
                 "all images that a node needs",
-                "check the network and gpunodes_image_mirrors, then run the command again",
+                cause.remedy or "check the network and gpunodes_image_mirrors, then run the command again",
+                result.text,
             )
 
 

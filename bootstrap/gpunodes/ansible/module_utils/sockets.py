@@ -15,8 +15,10 @@ from . import disk
 PROC = "/proc"
 PODS = "pods"
 """The unit of programs in pods: the kubelet makes a cgroup below kubepods for each pod."""
-_EPHEMERAL = 32768
-"""The first port that the kernel gives to outgoing connections, unless it is configured otherwise."""
+_EPHEMERAL = (32768, 60999)
+"""The first and last port that the kernel gives to outgoing connections, unless it is configured otherwise."""
+UDP = frozenset({8472})
+"""The cluster's UDP ports (planner/tables/ports.toml), which count also among those of outgoing connections."""
 # States of include/net/tcp_states.h: TCP_LISTEN, and for UDP TCP_CLOSE, a socket without a peer.
 _WAITING = {"tcp": "0A", "udp": "07"}
 _MOST = 1000
@@ -30,13 +32,18 @@ def read(devices: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ``devices`` are the machine's network devices (network.py): for a tunnel the kernel itself listens, and no process.
     """
     tunnels = {device["udp_port"]: device["name"] for device in devices if device["udp_port"]}
-    first = _first_ephemeral()
+    first, last = _ephemeral()
+    fixed = UDP | tunnels.keys()
     found = []
     for protocol in ("tcp", "udp"):
         for suffix in ("", "6"):
             table = disk.read(f"{PROC}/net/{protocol}{suffix}") or ""
             # An outgoing UDP query looks like a service; the kernel gives these their port.
-            found += [each for each in parse(table, protocol) if protocol == "tcp" or each["port"] < first]
+            found += [
+                each
+                for each in parse(table, protocol)
+                if protocol == "tcp" or not first <= each["port"] <= last or each["port"] in fixed
+            ]
     holders = _holders({each["inode"] for each in found})
     sockets: dict[tuple[Any, ...], dict[str, Any]] = {}
     for each in found:
@@ -68,9 +75,10 @@ def _address(text: str) -> str:
     return str(ipaddress.ip_address(b"".join(words)))
 
 
-def _first_ephemeral() -> int:
+def _ephemeral() -> tuple[int, int]:
     text = disk.read(f"{PROC}/sys/net/ipv4/ip_local_port_range") or ""
-    return int(text.split()[0]) if text.split() else _EPHEMERAL
+    first, last = map(int, text.split()) if text.split() else _EPHEMERAL
+    return first, last
 
 
 def _holders(inodes: set[int]) -> dict[int, dict[str, Any]]:

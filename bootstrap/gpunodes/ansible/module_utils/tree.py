@@ -27,9 +27,9 @@ _UNMOUNT_S = 30
 _USERS = 5
 """How many processes that use a mount an error names."""
 _RESCANS = 100
-"""How often an emptied folder may contain new files, because a process still writes to it."""
+"""How often an emptied folder may contain new files or folders, because a process still writes to it."""
 _LIMIT_S = 600
-"""Seconds after which the removal of a folder that is still written to fails."""
+"""Seconds after which the removal of a folder fails in which more new folders appear than that."""
 _SAFE_BYTES = frozenset(f"{string.ascii_letters}{string.digits}/._-+:@%=,".encode())
 """Bytes that need no escape in any quoting of a shell."""
 _LOST_FOUND = "lost+found"
@@ -211,7 +211,9 @@ def _remove_empty(path: str, last: bool) -> bool:
 
 
 def _empty(root: int, path: str, kept: Collection[str], deadline: float) -> None:
-    """Delete everything below the open folder ``root`` except the paths ``kept`` in it, until ``deadline`` (monotonic).
+    """Delete everything below the open folder ``root`` except the paths ``kept`` in it.
+
+    After ``deadline`` (monotonic) it fails if new folders appear; what was there may take any time to delete.
 
     It resolves no path twice, so that no process can insert a link, and it keeps only one folder open, so that any
     depth works. It detects mounts by their id: a bind mount has the same device number as its folder, and a btrfs
@@ -220,19 +222,25 @@ def _empty(root: int, path: str, kept: Collection[str], deadline: float) -> None
     mount = _mount_id(root)
     parents: list[tuple[str, tuple[int, int]]] = []
     stay = {*kept}
-    rescans = 0
+    rescans = new = 0
+    left: list[int] = []
     current = os.dup(root)
     try:
         while True:
-            if time.monotonic() > deadline:
-                raise OSError(errno.ETIMEDOUT, f"it is still written to after {_LIMIT_S} s")
             within = "".join(f"{name}/" for name, _ in parents)
-            name = _clear_files(current, {each[len(within) :] for each in stay if each.startswith(within)})
+            ours = {each[len(within) :] for each in stay if each.startswith(within)}
+            if len(left) == len(parents):
+                left.append(_count_folders(current, ours))
+            name = _clear_files(current, ours)
             if name:
                 try:
                     child = os.open(name, _FOLDER, dir_fd=current)
                 except FileNotFoundError:
                     continue  # another process has removed it
+                left[-1] -= 1
+                new += left[-1] < 0
+                if new > _RESCANS and time.monotonic() > deadline:
+                    raise OSError(errno.ETIMEDOUT, f"it is still written to after {_LIMIT_S} s")
                 parents.append((name, _identity(current)))
                 os.close(current)
                 current = child
@@ -240,6 +248,7 @@ def _empty(root: int, path: str, kept: Collection[str], deadline: float) -> None
                     raise _mounted_on("/".join([path, *(name for name, _ in parents)]))
             elif parents:
                 name, identity = parents.pop()
+                left.pop()
                 parent = os.open("..", _FOLDER, dir_fd=current)
                 os.close(current)
                 current = parent
@@ -268,6 +277,12 @@ def _removed(name: str, parent: int) -> bool:
             raise
         return False
     return True
+
+
+def _count_folders(folder: int, kept: Collection[str]) -> int:
+    """The number of subfolders of an open folder but those ``kept``."""
+    with os.scandir(folder) as entries:
+        return sum(entry.name not in kept and entry.is_dir(follow_symlinks=False) for entry in entries)
 
 
 def _clear_files(folder: int, kept: Collection[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gpunodes.cli import LazyGroup, common, options, terminal
-from gpunodes.errors import WrongInput
+from gpunodes.errors import ExitCode, WrongInput
 
 # Name -> one line of help, as in gpunodes.cli.
 COMMANDS = {"renew": "Renew the certificates of control planes."}
@@ -38,6 +38,8 @@ def command(inventory_path: Path, as_json: bool) -> int:
     Without a sub-command all control planes and workers of the inventory report their certificates and kubeconfigs.
     Exit code 3 when one ends within 30 days, or when a machine does not report.
     """
+    if click.get_current_context().invoked_subcommand:
+        return ExitCode.DONE  # click calls a group before its sub-command, which has an inventory of its own
     from gpunodes.model import Role
     from gpunodes.operations import checked
     from gpunodes.operations.certs import ends

@@ -47,8 +47,9 @@ def command(
     """Show which GPU software machines get, and why.
 
     MACHINES are names, addresses, groups or patterns of the inventory; by default all machines. With --user, --key or
-    --port, or without an inventory, they are addresses, without a cluster. Nothing is changed. Exit code 3 when the
-    request is not possible on some machines, 1 when on all.
+    --port, or without an inventory, they are addresses. For these, and without the group control_plane, the Kubernetes
+    version is that of the settings. Nothing is changed. Exit code 3 when the request is not possible on some machines,
+    1 when on all.
     """
     variables = {**requested, **({"gpunodes_driver_source": driver_source} if driver_source else {})}
     if facts_file:
@@ -56,9 +57,10 @@ def command(
     else:
         inventory, addressed = connections.inventory(inventory_path, machines, connection)
         chosen = inventory.select(machines)
+        connections.warn_alone(inventory, chosen, addressed=addressed)
         view = text.progress()
         try:
-            plans = gpu_plan.run(inventory, chosen, view, kubernetes_version, variables, without_cluster=addressed)
+            plans = gpu_plan.run(inventory, chosen, view, kubernetes_version, variables)
         finally:
             view.close()
     common.show_output(output, lambda: view_of.plans_document(plans), lambda columns: view_of.plans(plans, columns))

@@ -75,9 +75,9 @@ class Api:
             raise _no_response(response)
         raise Refused(response.status, response.error)
 
-    def _find(self, path: str) -> Any | None:
+    def _find(self, path: str, *, wait: bool = True) -> Any | None:
         try:
-            return self._call("GET", path).body
+            return (self._call if wait else self.call_once)("GET", path).body
         except Refused as error:
             if error.status == NOT_FOUND:
                 return None

@@ -47,17 +47,18 @@ class Cluster(Api):
         response = self._call("GET", "/api/v1/nodes", keep=nodes.KEEP)
         return [nodes.parse(item, self._pool_label) for item in response.body["items"]]
 
-    def node(self, name: str) -> Node | None:
-        """One node; None when it does not exist."""
-        found = self._find(nodes.path(name))
+    def node(self, name: str, *, wait: bool = True) -> Node | None:
+        """One node; None when it does not exist. Without ``wait`` a request without a response is not repeated."""
+        found = self._find(nodes.path(name), wait=wait)
         return nodes.parse(found, self._pool_label) if found is not None else None
 
-    def cordon(self, name: str, repair: str, reason: str, check: Check = lambda: None) -> bool:
-        """Cordon a node for a repair; returns whether the cordon belongs to gpunodes, not to a user.
+    def cordon(self, name: str, repair: str, reason: str, now: float, check: Check = lambda: None) -> bool:
+        """Cordon a node for a repair; False if its cordon is not that of a repair, or it is in maintenance.
 
-        ``check`` raises if the lock was lost: it is called before each attempt, which may have waited for the API.
+        ``now`` in seconds since 1970. ``check`` raises if the lock was lost: it is called before each attempt, which
+        may have waited for the API.
         """
-        return self._change(name, lambda node: marks.cordon(node, repair, reason), check) is not None
+        return self._change(name, lambda node: marks.cordon(node, repair, reason, now), check) is not None
 
     def note_repair(self, name: str, moment: float) -> None:
         """Record the time of a repair in an annotation of the node."""
@@ -78,6 +79,10 @@ class Cluster(Api):
         """
         before = self._change(name, lambda node: marks.uncordon(node, repair, now))
         return before is None or not marks.stays_cordoned(before, repair, now)
+
+    def forget(self, name: str, repair: str) -> None:
+        """Remove the annotations of a repair that was dropped from a node, if the repair's cordon is gone."""
+        self._change(name, lambda node: marks.forget(node, repair))
 
     def give_up(self, name: str, repair: str, reason: str) -> None:
         """Cordon, taint and label a node that gpunodes cannot repair."""
@@ -108,9 +113,10 @@ class Cluster(Api):
         """
         return self._change(name, lambda node: marks.begin_rollout(node, rollout, cordon=cordon), check) is not None
 
-    def end_rollout(self, name: str, rollout: str) -> None:
-        """Undo ``begin_rollout``; what others did to the node stays."""
-        self._change(name, lambda node: marks.end_rollout(node, rollout))
+    def end_rollout(self, name: str, rollout: str) -> bool:
+        """Undo ``begin_rollout``; what others did to the node stays. Returns whether no cordon of others stays."""
+        before = self._change(name, lambda node: marks.end_rollout(node, rollout))
+        return before is None or not marks.cordoned_again(before)
 
     def return_plugin(self, name: str) -> bool:
         """Give the node back to the device plugin, if a command that did not end took it; whether it was away."""

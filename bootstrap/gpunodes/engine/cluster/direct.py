@@ -188,6 +188,8 @@ class _Client:
             load(self._selected.document, client_configuration=self._configuration, persist_config=False)
             self._pool = client.rest.RESTClientObject(self._configuration).pool_manager
             self._pool.pool_classes_by_scheme = {"https": deadline.Pool}
+            if self._selected.folder:
+                self._read_files()
         except (ConfigException, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             self._selected.close()
             # Its text may quote a credential.
@@ -196,6 +198,17 @@ class _Client:
             # The library would go on without credentials.
             self._selected.close()
             raise _unusable(by, "none of them is a token or a certificate with its key")
+
+    def _read_files(self) -> None:
+        """Read certificates and keys now, and end their files: those on a disk must not wait for a connection."""
+        given = self._pool.connection_pool_kw
+        names = ("ca_certs", "cert_file", "key_file")
+        ca, certificate, key = (given.pop(each, None) for each in names)
+        context = ssl.create_default_context(cafile=ca)
+        if certificate:
+            context.load_cert_chain(certificate, key)
+        given["ssl_context"] = context
+        self._selected.close()
 
     def close(self) -> None:
         """End the connections, and forget the credentials."""

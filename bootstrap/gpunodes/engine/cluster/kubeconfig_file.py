@@ -11,7 +11,9 @@ import binascii
 import contextlib
 import os
 import re
+import shutil
 import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,19 +51,26 @@ _SERVER = re.compile(r"https://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?")
 
 @dataclass(slots=True)
 class Selected:
-    """One context of a kubeconfig, as a document with nothing else; ``close`` ends its files in memory."""
+    """One context of a kubeconfig, as a document with nothing else; ``close`` ends the files that it names."""
 
     document: dict[str, Any] = field(repr=False)
     context: str
     server: str
     descriptors: Sequence[int] = ()
+    """Its files in memory."""
+    folder: Path | None = None
+    """Its files on a disk, on systems without files in memory: they are ended as soon as they are read."""
 
     def close(self) -> None:
-        """End the files in memory."""
+        """End the files."""
         for each in self.descriptors:
             with contextlib.suppress(OSError):
                 os.close(each)
         self.descriptors = ()
+        if self.folder:
+            # Often on the way out with another error, which this must not hide; the folder is its user's alone (0700).
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = None
 
 
 def selected(path: Path, context: str = "", *, asks: bool = True) -> Selected:
@@ -89,18 +98,9 @@ def selected(path: Path, context: str = "", *, asks: bool = True) -> Selected:
         plugin = _plugin(path, plugin, base)
         # It is run only if the file has no credentials beside it.
         user |= {} if _has_credentials(user) else exec_plugin.credentials(plugin, cluster, asks=asks)
-    kept, descriptors = [], list[int]()
-    for each in (cluster, user):
-        kept.append(_in_memory(path, each, descriptors))
-    one = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "one", "cluster": kept[0]}],
-        "users": [{"name": "one", "user": kept[1]}],
-        "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
-        "current-context": "one",
-    }
-    return Selected(one, name, server, descriptors)
+    kept = [_decoded(path, each) for each in (cluster, user)]
+    one = {"apiVersion": "v1", "kind": "Config", "current-context": "one"}
+    return _with_files(Selected(one, name, server), *kept)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -197,21 +197,47 @@ def _plugin(path: Path, plugin: Any, base: Path) -> dict[str, Any]:
     return {**plugin, "command": str(base / command) if is_relative_path else command}
 
 
-def _in_memory(path: Path, part: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-    """Certificates and keys as files in memory: the TLS library reads files, and none of them may reach a disk."""
-    result = dict(part)
+def _decoded(path: Path, part: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """A cluster or user without the certificates and keys in it, and these."""
+    result, found = dict(part), dict[str, bytes]()
     for key in _DATA:
-        if not part.get(f"{key}-data"):
-            result.pop(f"{key}-data", None)
+        if not (text := result.pop(f"{key}-data", None)):
             continue
         try:
-            content = base64.b64decode("".join(part[f"{key}-data"].split()), validate=True)
+            found[key] = base64.b64decode("".join(text.split()), validate=True)
         except (binascii.Error, ValueError):
             raise WrongInput(f"{key}-data in {path} is not in base64", "a certificate or key", "correct it") from None
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("gpunodes-kubeconfig")
-            descriptors.append(descriptor)
+    return result, found
+
+
+def _with_files(made: Selected, *parts: tuple[dict[str, Any], Mapping[str, bytes]]) -> Selected:
+    """The same with its cluster and user: the TLS library reads certificates and keys from files.
+
+    They are in memory, or, where the system has no such files (macOS), private for as long as ``folder`` says.
+    """
+    with contextlib.ExitStack() as undone:
+        undone.callback(made.close)
+        _write_files(made, parts)
+        undone.pop_all()
+    made.document["contexts"] = [{"name": "one", "context": {"cluster": "one", "user": "one"}}]
+    return made
+
+
+def _write_files(made: Selected, parts: Sequence[tuple[dict[str, Any], Mapping[str, bytes]]]) -> None:
+    descriptors = made.descriptors = list[int]()
+    if not hasattr(os, "memfd_create"):
+        made.folder = Path(tempfile.mkdtemp(prefix="gpunodes-"))
+    for kind, (part, contents) in zip(("cluster", "user"), parts, strict=True):
+        for key, content in contents.items():
+            if made.folder:
+                file = made.folder / f"{kind}-{key}"
+                descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            else:
+                descriptor = os.memfd_create("gpunodes-kubeconfig")
+                file = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+                descriptors.append(descriptor)
+            part[key] = str(file)
             os.write(descriptor, content)
-            del result[f"{key}-data"]
-            result[key] = f"/proc/{os.getpid()}/fd/{descriptor}"
-    return result
+            if made.folder:
+                os.close(descriptor)
+        made.document[f"{kind}s"] = [{"name": "one", kind: part}]

@@ -11,7 +11,7 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.ansible.module_utils import pools
+from gpunodes.ansible.module_utils import kube_api, pools
 from gpunodes.ansible.module_utils.cluster.nodes import MAINTENANCE
 from gpunodes.model import printable
 from gpunodes.repair import maintenance
@@ -19,7 +19,7 @@ from gpunodes.repair.maintenance import Maintenance
 
 _PREFIX = "gpunodes.dev/"
 CORDONED_BY = f"{_PREFIX}cordoned-by"
-"""Node annotation: the id of the repair that cordoned it."""
+"""Node annotation: the id of the repair that cordoned it. `kubectl uncordon` leaves it: see :func:`cordoned_by`."""
 REASON = f"{_PREFIX}repair-reason"
 REPAIRS = f"{_PREFIX}repairs"
 """Node annotation: the times of recent repairs, for the loop protection of every user's controller."""
@@ -32,6 +32,10 @@ ROLLOUT = f"{_PREFIX}rollout"
 ROLLOUT_CORDON = f"{_PREFIX}rollout-cordon"
 """Node annotation: the roll-out cordoned the node, and uncordons it at its end."""
 _REPAIRS_KEPT = 8
+_MERGED = frozenset({"ancient-changes", "before-first-apply"})
+"""The managers of fields whose managers the API no longer knows: it keeps ten of those that update an object."""
+_SCHEDULABLE = "f:unschedulable"
+"""The field of a cordon, as managedFields names it."""
 
 NodeObject = Mapping[str, Any]
 Patch = dict[str, Any]
@@ -54,18 +58,48 @@ def repairs_of(node: NodeObject) -> list[float]:
     return found
 
 
+def cordoned_by(node: NodeObject) -> str:
+    """The id of the repair whose cordon a node has now, "" if it has none, or that of others."""
+    own = _is_cordoned(node) and not cordoned_again(node)
+    return _annotations(node).get(CORDONED_BY, "") if own else ""
+
+
+def cordon_lifted(node: NodeObject) -> str:
+    """The id of the repair whose cordon others lifted from a node, "" for none."""
+    return "" if cordoned_by(node) else _annotations(node).get(CORDONED_BY, "")
+
+
+def cordoned_again(node: NodeObject) -> bool:
+    """Whether the present cordon is not that of gpunodes, whatever marks it left: the API keeps who set a field.
+
+    A person may lift a cordon of gpunodes with `kubectl uncordon`, and cordon the node later to work there.
+    """
+    entries = node["metadata"].get("managedFields") or ()
+    setters = {each.get("manager") for each in entries if _SCHEDULABLE in _spec_fields(each)} - _MERGED
+    return _is_cordoned(node) and bool(setters) and kube_api.MANAGER not in setters
+
+
+def _spec_fields(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = (entry.get("fieldsV1") or {}).get("f:spec") or {}
+    return fields
+
+
 def stays_cordoned(node: NodeObject, repair: str, now: float) -> bool:
     """Whether a node stays cordoned at the end of this repair: by others, or by the maintenance that it is in."""
-    own = _annotations(node).get(CORDONED_BY) == repair
+    own = cordoned_by(node) == repair
     return _is_cordoned(node) and (not own or _keeps_cordon(maintenance_of(node), now))
 
 
 # Patches, in the order of a repair
 
 
-def cordon(node: NodeObject, repair: str, reason: str) -> Patch | None:
-    """Cordon a node for a repair, unless it has a cordon that does not belong to gpunodes."""
-    if _is_cordoned(node) and CORDONED_BY not in _annotations(node):
+def cordon(node: NodeObject, repair: str, reason: str, now: float) -> Patch | None:
+    """Cordon a node for a repair, unless it has a cordon that does not belong to a repair, or is in maintenance.
+
+    ``now`` in seconds since 1970.
+    """
+    maintained = maintenance_of(node)
+    if (_is_cordoned(node) and not cordoned_by(node)) or (maintained and maintained.holds(now)):
         return None
     patch: Patch = {
         "metadata": {"annotations": {CORDONED_BY: repair, REASON: reason}},
@@ -103,8 +137,17 @@ def uncordon(node: NodeObject, repair: str, now: float) -> Patch:
     if _annotations(node).get(CORDONED_BY) != repair:
         return patch
     patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}}
+    if cordoned_again(node):
+        return patch
     maintained = maintenance_of(node)
     return _without_cordon(node, patch, maintained if _keeps_cordon(maintained, now) else None)
+
+
+def forget(node: NodeObject, repair: str) -> Patch | None:
+    """Remove the annotations of a repair that was dropped, if its cordon is gone; None if there is nothing to do."""
+    if cordon_lifted(node) != repair:
+        return None
+    return {"metadata": {"annotations": {CORDONED_BY: None, REASON: None}}}
 
 
 def give_up(node: NodeObject, repair: str, reason: str) -> Patch:
@@ -123,7 +166,7 @@ def clear(node: NodeObject, now: float) -> Patch:
     patch = _without_taint(_merged(node, untaint(node)), NEEDS_REPAIR)
     removed = dict.fromkeys((CORDONED_BY, REASON, REPAIRS, NEEDS_REPAIR))
     patch["metadata"] = {"annotations": removed, "labels": {NEEDS_REPAIR: None}}
-    if CORDONED_BY in _annotations(node):
+    if CORDONED_BY in _annotations(node) and not cordoned_again(node):
         maintained = maintenance_of(node)
         patch = _without_cordon(node, patch, maintained if _keeps_cordon(maintained, now) else None)
     return _with_plugin(node, patch)
@@ -153,13 +196,11 @@ def begin_maintenance(node: NodeObject, made: Maintenance, *, cordon: bool) -> P
     """
     before = maintenance_of(node)
     schedulable = not _is_cordoned(node)
-    own = cordon and (schedulable or CORDONED_BY in _annotations(node))
-    own = own or (not schedulable and before is not None and before.cordoned)
+    own = cordon and (schedulable or bool(cordoned_by(node)))
+    own = own or (not schedulable and before is not None and before.cordoned and not cordoned_again(node))
     text = dataclasses.replace(made, cordoned=own).text()
     patch: Patch = {"metadata": {"annotations": {MAINTENANCE: text}}}
-    if cordon and schedulable:
-        patch["spec"] = {"unschedulable": True}
-    return patch
+    return _with_own_cordon(node, patch) if cordon and schedulable else patch
 
 
 def end_maintenance(node: NodeObject) -> Patch | None:
@@ -171,7 +212,7 @@ def end_maintenance(node: NodeObject) -> Patch | None:
     if before and before.cordoned and NEEDS_REPAIR in annotations:
         # A repair gave up the node after its maintenance expired, or before: now the cordon belongs to the repair.
         patch["metadata"]["annotations"][CORDONED_BY] = annotations.get(CORDONED_BY, "maintenance")
-    elif before and before.cordoned and CORDONED_BY not in annotations:
+    elif before and before.cordoned and not cordoned_by(node) and not cordoned_again(node):
         patch["spec"] = {"unschedulable": False}
     return patch
 
@@ -182,12 +223,14 @@ def end_maintenance(node: NodeObject) -> Patch | None:
 def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | None:
     """Mark a node for a roll-out, and cordon it if ``cordon``; None if it has another mark or cordon."""
     annotations = _annotations(node)
-    if annotations.get(ROLLOUT, rollout) != rollout or (_is_cordoned(node) and ROLLOUT not in annotations):
+    foreign = _is_cordoned(node) and ROLLOUT not in annotations
+    foreign = foreign or (ROLLOUT_CORDON in annotations and cordoned_again(node))
+    if annotations.get(ROLLOUT, rollout) != rollout or foreign:
         return None
     patch: Patch = {"metadata": {"annotations": {ROLLOUT: rollout}}}
     if cordon:
         patch["metadata"]["annotations"][ROLLOUT_CORDON] = "true"
-        patch["spec"] = {"unschedulable": True}
+        patch = _with_own_cordon(node, patch)
     return _with_plugin(node, patch)
 
 
@@ -200,6 +243,8 @@ def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
     if annotations.get(ROLLOUT) != rollout:
         return None
     patch: Patch = {"metadata": {"annotations": {ROLLOUT: None, ROLLOUT_CORDON: None}}}
+    if cordoned_again(node):
+        return patch
     if ROLLOUT_CORDON in annotations and maintained:
         patch["metadata"]["annotations"][MAINTENANCE] = dataclasses.replace(maintained, cordoned=True).text()
     elif ROLLOUT_CORDON in annotations and NEEDS_REPAIR not in annotations:
@@ -223,6 +268,13 @@ def _with_plugin(node: NodeObject, patch: Patch) -> Patch:
     if not found:
         return patch
     return {**patch, "metadata": {**metadata, **{kind: {**metadata.get(kind, {}), **found[kind]} for kind in found}}}
+
+
+def _with_own_cordon(node: NodeObject, patch: Patch) -> Patch:
+    """The patch with a cordon that is no repair's: annotations that `kubectl uncordon` left would say otherwise."""
+    left = {key: None for key in (CORDONED_BY, REASON) if key in _annotations(node) and not _is_cordoned(node)}
+    annotations = {**patch["metadata"]["annotations"], **left}
+    return {**patch, "metadata": {**patch["metadata"], "annotations": annotations}, "spec": {"unschedulable": True}}
 
 
 def finished(patch: Patch, node: NodeObject) -> Patch:

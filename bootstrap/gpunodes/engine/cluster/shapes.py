@@ -26,7 +26,7 @@ _OBJECTS = {"items": Many(_PARTIAL, 10_000_000)}
 
 _LISTS = re.compile(
     # A namespace may have the name of a kind.
-    r"(?<!/api/v1/namespaces)/(nodes|pods|leases|daemonsets|clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|deployments|events)(\?|$)"
+    r"(?<!/api/v1/namespaces)/(nodes|pods|leases|daemonsets|clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|deployments|events|resourceslices)(\?|$)"
 )
 
 

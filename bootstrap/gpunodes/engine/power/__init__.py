@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -122,16 +123,22 @@ class Access:
         return host, port
 
 
+Confirm = Callable[[], None]
+"""Confirms the lock on the machine; raises if another command may hold it.
+
+A BMC may need minutes before it can be given an order: so the lock is confirmed right before each one.
+"""
 CHANGE_S = 60.0
 """Time limit in seconds for a change of the power state."""
 
 
-def change(power: Power, order: Order, limit_s: float | None = None, poll_s: float = 1.0) -> None:
+def change(power: Power, order: Order, confirm: Confirm, limit_s: float | None = None, poll_s: float = 1.0) -> None:
     """Switch ON or OFF and verify the power state; raises PowerProblem, INCONSISTENT when the state does not change."""
     target = PowerState(order.value)
     limit_s = limit_s or (power.change_s if isinstance(power, Slow) else CHANGE_S)
     if power.state() is target:
         return
+    confirm()
     power.order(order)
     deadline = time.monotonic() + limit_s
     while (state := power.state()) is not target:

@@ -11,6 +11,7 @@ import time
 
 from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
 from gpunodes.errors import WrongInput
+from gpunodes.identity.model import BmcIdentity
 
 BROADCAST, PORT = "255.255.255.255", 9
 """Where the packet is sent unless the settings say otherwise; the port is the one of the service discard."""
@@ -70,8 +71,9 @@ class WakeOnLan:
                 "correct gpunodes_bmc_address, the broadcast address of the machine's network",
             ) from error
 
-    def identity(self) -> None:
-        """None: nothing responds to the packet."""
+    def identity(self) -> BmcIdentity:
+        """The addresses that the packet wakes: nothing responds to it."""
+        return BmcIdentity(macs=tuple(mac.hex(":") for mac in self._macs))
 
     def change_password(self, _new: str) -> None:
         """Raises WrongInput: there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from gpunodes.autoscale.nodes import PROVIDER, SeenNode
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.state import MachineState
 from gpunodes.engine import control_planes, events, journal, runner
-from gpunodes.engine.fleet import InventoryFleet, repair_settings
+from gpunodes.engine.fleet import InventoryFleet, match_nodes, repair_settings
+from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
 from gpunodes.model import Event, Machine, Severity, TaskEnded, printable
@@ -92,8 +93,8 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
     """Install the autoscaler, or bring it to the settings; returns what it does with each machine.
 
     Raises WrongInput for every machine of a pool that scales which cannot be switched, before anything is changed; Held
-    while another command works on such a machine; GpunodesError for a machine that cannot be prepared, and if the pod
-    does not become ready.
+    while another command works on such a machine or on a control plane; GpunodesError for a machine that cannot be
+    prepared, and if the pod does not become ready.
     """
     given = cluster_settings(fleet)
     archive = _archive(given)
@@ -106,10 +107,12 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
             pools, machines = _pools(found, nodes), _machines(found, nodes, states)
             return AutoscaleStatus(objects.is_running(), pools, machines, _changes(gathered, nodes))
     _register(fleet, [gathered.machines[node] for node in gathered.machines if node in nodes], view)
-    with _connected(fleet, "autoscale up") as (objects, _):
-        report("", "writing the plan, and installing the autoscaler on the control planes")
-        objects.write_plan(gathered.plan, gathered.passwords)
-        left_out = _run(fleet, autoscale.role_pools(given, gathered.plan), archive, state="present")
+    with _connected(fleet, "autoscale up") as (objects, leases):
+        with _locked(fleet, objects, leases) as choice:
+            report("", "writing the plan, and installing the autoscaler on the control planes")
+            objects.write_plan(gathered.plan, gathered.passwords)
+            pools = autoscale.role_pools(given, gathered.plan)
+            left_out = _run(fleet, choice, leases.lost, pools, archive, state="present")
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
         _wait(objects, gathered)
         return replace(_status(objects), left_out=left_out)
@@ -126,9 +129,10 @@ def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> Aut
 
     Without it nobody ends what it began: nodes that serve are given back (``removal.py``), and only machines that are
     off keep their states, so that `gpunodes health` knows why. It may be run again while there are such states, or
-    after an interruption: the plan is deleted last, and stays while a control plane is left out.
+    after an interruption: the plan is deleted last, and stays while a control plane is left out. Raises Held while
+    another command works on a control plane.
     """
-    with _connected(fleet, "autoscale down") as (objects, _):
+    with _connected(fleet, "autoscale down") as (objects, leases):
         if objects.plan() is None and not objects.switched_off() and not objects.is_installed():
             raise _no_autoscaler()
         found = removal.planned(objects)
@@ -136,14 +140,15 @@ def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> Aut
             removed = removal.read(fleet, objects)
             shown = _status(objects) if found else AutoscaleStatus(False, {}, _shown(removed))
             return replace(shown, changes=_removals(removed))
-        report("", "removing the autoscaler")
-        left_out = _run(fleet, {}, None, state="absent")
-        objects.delete_passwords()
-        # What it wrote before it ended counts, not what was there before.
-        removal.wait_for_end(objects, report)
-        removed = removal.settle(fleet, objects, report)
-        if not left_out:
-            objects.delete_plan()
+        with _locked(fleet, objects, leases) as choice:
+            report("", "removing the autoscaler")
+            left_out = _run(fleet, choice, leases.lost, {}, None, state="absent")
+            objects.delete_passwords()
+            # What it wrote before it ended counts, not what was there before.
+            removal.wait_for_end(objects, report)
+            removed = removal.settle(fleet, objects, report)
+            if not left_out:
+                objects.delete_plan()
         pools = _pools(found, objects.seen_nodes()) if found else {}
     return AutoscaleStatus(False, pools, _shown(removed), left_out=left_out)
 
@@ -195,12 +200,39 @@ def _register(fleet: InventoryFleet, machines: Sequence[Machine], view: RunView)
         )
 
 
-def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, *, state: str) -> dict[str, str]:
-    """Run the playbook on the control planes that respond; raises GpunodesError with the first cause.
+@contextlib.contextmanager
+def _locked(fleet: InventoryFleet, objects: Objects, leases: Leases) -> Iterator[control_planes.Choice]:
+    """Hold the Leases of the control planes that respond while inside; yields which these are. Raises Held and Taken.
 
-    Returns the others that lack something for it, with why they do not respond.
+    The machines that the autoscaler switches stay free: it holds their Leases meanwhile.
     """
     choice = control_planes.choose(fleet.inventory, every=True)
+    matches, names = match_nodes(fleet, objects.nodes(), {}), set[str]()
+    for machine in control_planes.responding(fleet.inventory, choice):
+        node = matches[machine.name].node
+        # Both, as claims.py does: its node may be deleted meanwhile.
+        names |= {machine.name.lower(), node.name if node else machine.name.lower()}
+    leases.take_all(names)
+    try:
+        yield choice
+    finally:
+        leases.release_all()
+
+
+def _run(
+    fleet: InventoryFleet,
+    choice: control_planes.Choice,
+    lost: Callable[[], Lost | None],
+    pools: Mapping[str, Any],
+    archive: Path | None,
+    *,
+    state: str,
+) -> dict[str, str]:
+    """Run the playbook on the control planes that respond; raises GpunodesError with the first cause.
+
+    ``lost`` returns why the locks are lost, None while they are held: it is asked all the time. Returns the others
+    that lack something for it, with why they do not respond.
+    """
     silent = {name: printable(why) for name, why in choice.failures}
     failures: list[TaskEnded] = []
 
@@ -215,9 +247,9 @@ def _run(fleet: InventoryFleet, pools: Mapping[str, Any], archive: Path | None, 
     }
     names = [each.name for each in control_planes.responding(fleet.inventory, choice)]
     play = runner.Play(_PLAYBOOK, fleet.inventory, names, variables=variables, control=choice.machine.name)
-    ended = runner.run(play, journal.open_run("autoscale"), on_event)
+    ended = runner.run(play, journal.open_run("autoscale"), on_event, lambda: lost() is not None)
     if ended.interrupted:
-        raise Interrupted
+        raise lost() or Interrupted
     if not ended.ok:
         cause = f"{failures[0].machine}: {events.cause(failures[0])}" if failures else ended.error_text
         raise GpunodesError(

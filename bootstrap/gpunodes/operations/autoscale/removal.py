@@ -21,7 +21,6 @@ from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.engine.fleet import Fleet, match_nodes
 from gpunodes.errors import WrongInput
-from gpunodes.identity.values import same_uuid
 from gpunodes.operations.autoscale.objects import Objects
 from gpunodes.operations.repair.context import Report
 
@@ -134,8 +133,8 @@ def settle(fleet: Fleet, objects: Objects, report: Report) -> list[Removed]:
 
 def _given_back(known: SeenNode, now: SeenNode) -> Patch | None:
     """The patch for a node as it is now, unless it is another machine's by now."""
-    same = (now.provider, now.node.system_uuid) == (known.provider, known.node.system_uuid)
-    return nodes.given_back(now) if same else None
+    ids = [(each.provider, each.node.system_uuid, each.node.machine_id) for each in (known, now)]
+    return nodes.given_back(now) if ids[0] == ids[1] else None
 
 
 def wait_for_end(objects: Objects, report: Report) -> None:
@@ -154,14 +153,14 @@ def wait_for_end(objects: Objects, report: Report) -> None:
 def _own(fleet: Fleet, found: Mapping[str, SeenNode], planned_now: Plan | None) -> dict[str, SeenNode]:
     """The nodes of machines of pools that scale, by name: registered as such, and certainly of these machines.
 
-    By the inventory, and by the UUID in the plan where it has one, as the power server does.
+    By the inventory, and by the plan where it has the machine, as the power server does.
     """
     matches = match_nodes(fleet, [each.node for each in found.values()], {}).values()
     matched = [match.node.name for match in matches if match.node]
     own = {}
     for name, each in found.items():
         machine = planned_now.machines.get(name) if planned_now else None
-        same = same_uuid(machine.identity.system_uuid, each.node.system_uuid) if machine else None
-        if each.provider == PROVIDER + name and same is not False and matched.count(name) == 1:
+        planned = nodes.is_own(each, machine) if machine else each.provider == PROVIDER + name
+        if planned and matched.count(name) == 1:
             own[name] = each
     return own

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Sequence
 
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.history import EntryKind
 from gpunodes.engine.locks import clock
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.remote.shell import Reached
 from gpunodes.errors import GpunodesError
 from gpunodes.operations.repair.tools import Tools
-from gpunodes.repair import escalation, flow
+from gpunodes.repair import escalation, flow, resume
 from gpunodes.repair.escalation import Channel, EscalationStep, VerifiedBy
 from gpunodes.repair.flow import StepOutcome
-from gpunodes.repair.record import RepairRecord, Stage
+from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
 
 def escalate(tools: Tools, record: RepairRecord) -> RepairRecord:
@@ -26,6 +27,10 @@ def escalate(tools: Tools, record: RepairRecord) -> RepairRecord:
     if step.verified_by is VerifiedBy.BOOT and _rebooted(record, tools.control.boot(), 0.0):
         return _ended(tools, record, step, StepOutcome.SUCCEEDED, "the machine is in another boot", began)
     if not record.ordered_at:
+        tools.lock.confirm(record)
+        # A machine performs an armed step by itself: the repair goes on until that boot is verified.
+        if step.name not in dict(record.armed) and (why := _interrupted(tools, record)):
+            return record.to(Stage.UNDO, outcome=RepairOutcome.NOT_REPAIRED, why=why)
         result, why, record = _order(tools, record, step)
         if result is not None:
             return _ended(tools, record, step, result, why, began)
@@ -38,16 +43,34 @@ def escalate(tools: Tools, record: RepairRecord) -> RepairRecord:
     return _ended(tools, record, step, result, why, began)
 
 
+def _interrupted(tools: Tools, record: RepairRecord) -> str:
+    """Why no step may be ordered, "" if one may: `kubectl` takes no lock, and the drain and the boots take minutes."""
+    if not tools.cluster:
+        return ""
+    try:
+        node = tools.cluster.node(record.node, wait=not tools.lock.stops_api)
+    except (NoResponse, Refused):
+        # etcd without its quorum is an error of the server.
+        if not tools.lock.stops_api:
+            raise
+        return ""
+    return resume.outdated(record, node) or resume.forbidden(record, node, tools.now())
+
+
 def _order(tools: Tools, record: RepairRecord, step: EscalationStep) -> tuple[StepOutcome | None, str, RepairRecord]:
     """Order a step: its outcome, None while it takes effect; why; and the record with the time of the order."""
     if step.channel is Channel.POWER and not tools.control.has_power():
         return StepOutcome.SKIPPED, "no BMC is configured", record
-    tools.lock.confirm(record)
+    # The read of the node may have waited for the API.
+    tools.lock.check(record)
+    confirm = functools.partial(tools.lock.confirm, record)
     tools.report(f"{step.title}")
     if step.channel is Channel.POWER:
         try:
-            tools.control.cold_cycle() if step.name == escalation.COLD else tools.control.reset()
+            # Confirmed again before each order: the BMC is compared with the machine first, which may take minutes.
+            tools.control.cold_cycle(confirm) if step.name == escalation.COLD else tools.control.reset(confirm)
         except GpunodesError as problem:
+            confirm()  # a lock that is lost is no failure of the step
             return StepOutcome.FAILED, str(problem), record
         ordered_at, armed = tools.now(), record.armed
     else:
@@ -77,6 +100,7 @@ def _order_over_ssh(
     if tools.cluster:
         tools.cluster.taint_temporarily(record.node, record.id)
     try:
+        tools.lock.confirm(record)  # the API may have responded late
         return tools.control.run_step(step, record.boot_id, later, record.resets)
     finally:
         if tools.cluster:
@@ -155,6 +179,6 @@ def _ended(
     tools.note(record, EntryKind.STEP, step.name, result.value, why, time.monotonic() - began)
     if tools.cluster and result is not StepOutcome.SKIPPED:
         # For the loop guard of every controller. The control plane itself may have been rebooted.
-        with contextlib.suppress(NoResponse):
+        with contextlib.suppress(NoResponse, Refused):
             tools.cluster.note_repair(record.node, record.started)
     return flow.escalated(record, result, why)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpunodes.engine import group_lock, records
 from gpunodes.engine.cluster.client import Cluster
@@ -19,12 +19,13 @@ from gpunodes.repair.record import RepairRecord
 
 @contextlib.contextmanager
 def claimed(
-    command: RepairCommand, machine: Machine, record: RepairRecord
+    command: RepairCommand, machine: Machine, record: RepairRecord, confirm: Callable[[], None]
 ) -> Iterator[tuple[RepairRecord, MachineLock]]:
     """Lock a machine for its repair; yields the record to continue from, and the lock.
 
     Inside no other command of this user repairs the machine. The Lease is released by the repair's last stage. Raises
-    GpunodesError if another command holds a lock, or the machine must not be repaired.
+    GpunodesError if another command holds a lock, or the machine must not be repaired, and as ``confirm``, which is
+    called when the Lease is taken.
     """
     with contextlib.ExitStack() as held:
         held.enter_context(records.claimed(machine.name, record.cluster))
@@ -33,7 +34,8 @@ def claimed(
             return
         control_plane = machine.role is Role.CONTROL_PLANE
         stops_api = control_plane and needs_every_control_plane(command.cluster)
-        record = _take_lease(command, command.leases, command.cluster, record, alone=control_plane, stops_api=stops_api)
+        stored = command.leases.take(record.node, record.text(), alone=control_plane, stops_api=stops_api)
+        record = _continued(command, command.leases, command.cluster, record, stored, confirm)
         ssh = _take_ssh_lock(command, command.leases, held, record) if control_plane else None
         yield (
             record,
@@ -46,12 +48,21 @@ def claimed(
         )
 
 
-def _take_lease(
-    command: RepairCommand, leases: Leases, cluster: Cluster, record: RepairRecord, *, alone: bool, stops_api: bool
+def _continued(
+    command: RepairCommand,
+    leases: Leases,
+    cluster: Cluster,
+    record: RepairRecord,
+    stored: str,
+    confirm: Callable[[], None],
 ) -> RepairRecord:
-    """Lock a machine and check that it may still be repaired; the record to continue from. Raises GpunodesError."""
-    stored = leases.take(record.node, record.text(), alone=alone, stops_api=stops_api)
+    """The record to continue from; the Lease, in which ``stored`` was, is released if the machine may not be repaired.
+
+    Raises GpunodesError, and as ``confirm``.
+    """
     try:
+        # Another command that decides from now on sees the Lease; one before may have used the same budget.
+        confirm()
         node = cluster.node(record.node)
         with contextlib.suppress(ValueError):
             before = unfinished.parse(command, stored) if stored else record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
@@ -85,8 +85,11 @@ class Repairs:
         self._command.report(name, why)
         self.add(MachineRepair(name, Decision.REFUSE, why, verdict=self._verdict(name), repair=repair))
 
-    def start(self, machine: Machine, record: RepairRecord) -> None:
-        """Lock a machine and repair it in a thread; raises GpunodesError if another command holds the lock."""
+    def start(self, machine: Machine, record: RepairRecord, confirm: Callable[[], None] = lambda: None) -> None:
+        """Lock a machine and repair it in a thread; raises GpunodesError if another command holds the lock.
+
+        ``confirm`` confirms the decision for it while the machine is locked, and raises Lost.
+        """
         command = self._command
 
         def report(text: str) -> None:
@@ -94,7 +97,7 @@ class Repairs:
 
         control = command.fleet.machine_control(machine, named=record.named, report=report)
         with contextlib.ExitStack() as opened:
-            record, lock = opened.enter_context(claimed(command, machine, record))
+            record, lock = opened.enter_context(claimed(command, machine, record, confirm))
             claim = opened.pop_all()
         if record.stage is Stage.LOCK:
             record = record.to(Stage.COLLECT)

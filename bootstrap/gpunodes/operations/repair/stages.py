@@ -15,7 +15,7 @@ from gpunodes.operations import drain as draining
 from gpunodes.operations.repair.escalating import escalate
 from gpunodes.operations.repair.tools import Tools
 from gpunodes.operations.repair.verifying import verify
-from gpunodes.repair import flow
+from gpunodes.repair import flow, resume
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 
 
@@ -27,6 +27,7 @@ def run(tools: Tools, record: RepairRecord) -> RepairRecord:
     """
     if record.stage in (Stage.SCAN, Stage.LOCK):
         record = record.to(Stage.COLLECT)
+    tools.note_beginning(record)
     while record.stage is not Stage.END:
         tools.check_stop()
         tools.save(record)
@@ -50,13 +51,17 @@ def _cordon(tools: Tools, record: RepairRecord) -> RepairRecord:
     if tools.cluster:
         # The budget for it was decided under a lock: another command may use it as soon as this one's is lost.
         check = functools.partial(tools.lock.check, record)
-        cordoned = tools.cluster.cordon(record.node, record.id, record.reason, check)
+        cordoned = tools.cluster.cordon(record.node, record.id, record.reason, tools.now(), check)
+        # The collection takes minutes; a user may have begun to work on the machine.
+        if not cordoned:
+            node = tools.cluster.node(record.node)
+            if why := resume.forbidden(record, node, tools.now()):
+                return record.to(Stage.RELEASE, outcome=RepairOutcome.NOT_REPAIRED, why=f"in the meantime: {why}")
+            if node and not node.cordoned:
+                return record  # maintenance, or that cordon, ended just now: again
         tools.report("cordoned" if cordoned else "already cordoned by a user or another program; the cordon will stay")
         tools.note(record, EntryKind.STAGE, "cordon", "cordoned" if cordoned else "already cordoned")
-        node = None if cordoned or record.named else tools.cluster.node(record.node)
-        if node and node.cordoned_by_others:
-            why = "a user or another program cordoned its node in the meantime"
-            return record.to(Stage.RELEASE, outcome=RepairOutcome.NOT_REPAIRED, why=why)
+        record = record.to(record.stage, own_cordon=cordoned)
         reason = f"gpunodes repairs this machine: {record.reason}"
         tools.cluster.event(record.node, "RepairStarted", reason, warning=False)
     return record.to(Stage.DRAIN)

@@ -84,7 +84,19 @@ def repair_all(choice: Choice, names: Sequence[str]) -> None:
     repairs.finish()
     for decision in decisions:
         if decision.machine in waiting:
-            _skip(choice, decision)
+            with _own_result(repairs, decision.machine):
+                _skip(choice, decision)
+
+
+@contextlib.contextmanager
+def _own_result(repairs: Repairs, machine: str) -> Iterator[None]:
+    """An error inside is the result of this machine, and does not affect others; a lost decision is none."""
+    try:
+        yield
+    except Lost:
+        raise
+    except Exception as problem:
+        repairs.refuse(machine, problem)
 
 
 def _undecided(repairs: Repairs, waiting: Sequence[str], problem: GpunodesError) -> list[MachineDecision]:
@@ -106,17 +118,11 @@ def _decide_and_start(choice: Choice, waiting: Sequence[str]) -> list[MachineDec
             decision = each
             if each.decision is Decision.REPAIR and repairs.control_plane_busy(each.machine):
                 decision = dataclasses.replace(each, decision=Decision.WAIT, why=_CONTROL_PLANE_ALONE)
-            if _starts(command, decision) and command.leases:
-                # Another command may have used the same budget in the meantime.
-                command.leases.confirm_decision()
-            try:
+            with _own_result(repairs, decision.machine):
                 if _starts(command, decision):
                     _start(choice, decision)
                 elif decision.decision is not Decision.WAIT or command.request.dry_run:
                     _skip(choice, decision)
-            except Exception as problem:
-                # It is the result of this machine and does not affect others.
-                repairs.refuse(decision.machine, problem)
     return decisions
 
 
@@ -136,6 +142,9 @@ def _starts(command: RepairCommand, decision: MachineDecision) -> bool:
 
 def _start(choice: Choice, decision: MachineDecision) -> None:
     command, name = choice.command, decision.machine
+    confirm = command.leases.confirm_decision if command.leases else lambda: None
+    # Before anything is noted of it, and again when the machine is locked.
+    confirm()
     record = _new_record(choice, name)
     _note_verdict(choice, name, record.started, record.reason, record.id)
     if decision.give_up:
@@ -145,7 +154,7 @@ def _start(choice: Choice, decision: MachineDecision) -> None:
         command.report(name, f"{record.reason}; first step: {first.step.title}")
         for step in first.skipped:
             command.report(name, f"{step.title}: skipped, {first.why}")
-    choice.repairs.start(command.machines[name], record)
+    choice.repairs.start(command.machines[name], record, confirm)
 
 
 def _new_record(choice: Choice, name: str) -> RepairRecord:

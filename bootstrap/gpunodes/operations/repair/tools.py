@@ -84,3 +84,19 @@ class Tools:
     ) -> None:
         """Add an entry to the machine's history."""
         history.note(record.machine, record.cluster, kind, what, outcome, detail, seconds=seconds, repair=record.id)
+
+    def note_beginning(self, record: RepairRecord) -> None:
+        """Add why and when the repair began, unless the history has an entry of it.
+
+        Another controller may have begun it: the loop guard counts by its start, which the annotation of the node has.
+        """
+        if not any(entry.repair == record.id for entry in history.read(record.machine, record.cluster)):
+            history.note(
+                record.machine,
+                record.cluster,
+                EntryKind.VERDICT,
+                record.action,
+                detail=record.reason,
+                moment=record.started,
+                repair=record.id,
+            )

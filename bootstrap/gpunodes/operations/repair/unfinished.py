@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpunodes.engine import history, records
 from gpunodes.engine.fleet import match_nodes, unmatched
 from gpunodes.engine.leases.objects import ObservedLease, lock_name
-from gpunodes.errors import GpunodesError
+from gpunodes.errors import GpunodesError, sentence
 from gpunodes.identity.matcher import Match
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.repair import record as recording
@@ -71,23 +71,31 @@ def _drop_outdated(command: RepairCommand, found: Records, nodes: Sequence[Node]
     by_name = {node.name: node for node in nodes}
     for name, record in list(found.items()):
         if record.node and (why := resume.outdated(record, by_name.get(record.node))):
-            _drop(command, record, why)
             del found[name]
+            command.report(name, f"its repair {record.id} is not resumed: {why}")
+            try:
+                _drop(command, record, why)
+            except Exception as problem:
+                # The other machines go on; it is dropped again by the next command.
+                command.report(name, f"its record stays: {sentence(problem)}")
 
 
 def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
     """Drop a repair that must not be resumed: the machine is judged again."""
-    command.report(record.machine, f"its repair {record.id} is not resumed: {why}")
+    # The history first: a repair in neither the records nor the history would be forgotten.
+    outcome = RepairOutcome.NOT_REPAIRED.value
+    cluster = command.fleet.cluster_name
+    history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
     with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
         records.remove(record)
+    if command.cluster:
+        with contextlib.suppress(GpunodesError):
+            command.cluster.forget(record.node, record.id)
     if command.leases:
         # Another command may hold it by now, and keeps it.
         with contextlib.suppress(GpunodesError):
             command.leases.take(record.node, "")
             command.leases.release(record.node)
-    outcome = RepairOutcome.NOT_REPAIRED.value
-    cluster = command.fleet.cluster_name
-    history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
 
 
 def _matches(command: RepairCommand, found: Records, nodes: Sequence[Node]) -> dict[str, Match]:

@@ -207,10 +207,12 @@ class Engine:
             return 1
         node = found.machines[name][0]
         assert node is not None  # noqa: S101 - machines without one are skipped; for the type checker
-        # Another command may have used the same budget in the meantime.
-        self._command.leases.confirm_decision()
+        confirm = self._command.leases.confirm_decision
+        # Before anything is written of it, and again when the machine is locked.
+        confirm()
         record = unfinished.new_record(self._command, self._work, self._rollout.id, name, node)
-        return self._begin(name, functools.partial(self._running.start, self._command.machines[name], record, node))
+        start = functools.partial(self._running.start, self._command.machines[name], record, node, confirm)
+        return self._begin(name, start)
 
     def _candidate(self, name: str, found: ClusterState) -> RolloutCandidate:
         node, why = found.machines[name]

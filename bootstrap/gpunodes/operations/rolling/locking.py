@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpunodes.engine import group_lock, records
 from gpunodes.errors import GpunodesError
@@ -19,12 +19,13 @@ from gpunodes.rollout.record import RolloutRecord
 
 @contextlib.contextmanager
 def claimed(
-    command: RolloutCommand, machine: Machine, record: RolloutRecord
+    command: RolloutCommand, machine: Machine, record: RolloutRecord, confirm: Callable[[], None]
 ) -> Iterator[tuple[RolloutRecord, MachineLock]]:
     """Lock a machine; yields the record to continue from, and the lock.
 
     Inside no other command of this user works on the machine. The Lease is released by the last stage. Raises
-    GpunodesError if another command holds a lock, or the machine must not be worked on.
+    GpunodesError if another command holds a lock, or the machine must not be worked on, and as ``confirm``, which is
+    called when the Lease is taken.
     """
     leases = command.leases
     with contextlib.ExitStack() as held:
@@ -35,6 +36,8 @@ def claimed(
         stored = leases.take(record.node, None, alone=control_plane, stops_api=stops_api)
         ssh: group_lock.GroupLock | None = None
         try:
+            # Another command that decides from now on sees the Lease; one before may have used the same budget.
+            confirm()
             record = _continued(command, record, stored)
             if control_plane:
                 ssh = take_ssh_lock(

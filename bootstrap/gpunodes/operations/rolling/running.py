@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from gpunodes.errors import sentence
@@ -46,11 +47,16 @@ class Running:
         """The machines that are worked on."""
         return {record.machine for record in self._running.values()}
 
-    def start(self, machine: Machine, record: RolloutRecord, node: Node | None) -> None:
-        """Lock a machine and work on it in a thread; raises GpunodesError if it may not be worked on now."""
+    def start(
+        self, machine: Machine, record: RolloutRecord, node: Node | None, confirm: Callable[[], None] = lambda: None
+    ) -> None:
+        """Lock a machine and work on it in a thread; raises GpunodesError if it may not be worked on now.
+
+        ``confirm`` confirms the decision for it while the machine is locked, and raises Lost.
+        """
         command = self._command
         with contextlib.ExitStack() as opened:
-            record, lock = opened.enter_context(claimed(command, machine, record))
+            record, lock = opened.enter_context(claimed(command, machine, record, confirm))
             claim = opened.pop_all()
         started = record
 

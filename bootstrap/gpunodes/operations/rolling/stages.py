@@ -237,10 +237,10 @@ def _unready(tools: Tools, record: RolloutRecord, boot_id: str = "") -> str:
 
 
 def _uncordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
-    tools.command.cluster.end_rollout(record.node, record.id)
+    is_ours = tools.command.cluster.end_rollout(record.node, record.id)
     if record.disrupts is not Disruption.NOTHING:
         good = record.outcome is not None and record.outcome.good
-        tools.report("uncordoned")
+        tools.report("uncordoned" if is_ours else "it stays cordoned: others cordoned it in the meantime")
         message = f"gpunodes: {record.work}{f': {record.why}' if record.why else ''}"
         reason = "RolloutEnded" if good else "RolloutFailed"
         tools.command.cluster.event(record.node, reason, message, warning=not good)

@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 from .. import disk, firewall
 from ..host.spec import Firewall
 from ..process import must, run
-from .wanted import FAMILIES, MARK, VRRP, of_family, split
+from .wanted import FAMILIES, MARK, NAMES_OF_VRRP, OPEN_VRRP, VRRP, of_family, split
 
 ETC = "/etc/firewalld"
 USR = "/usr/lib/firewalld"
@@ -214,6 +214,8 @@ def open_ports() -> list[str]:
             return ["*"]
         if key == "ports":
             found += value.split()
+        elif key == "protocols":
+            found += [OPEN_VRRP for each in value.split() if each in NAMES_OF_VRRP]
         elif key == "services":
             for service in value.split():
                 found += _service(service)
@@ -234,4 +236,5 @@ def _ports(text: str) -> list[str]:
         root = ElementTree.fromstring(text)  # noqa: S314 - the machine's own configuration
     except ElementTree.ParseError:
         return []
-    return [f"{each.get('port')}/{each.get('protocol')}" for each in root.iter("port") if each.get("port")]
+    vrrp = [OPEN_VRRP for each in root.iter("protocol") if each.get("value") in NAMES_OF_VRRP]
+    return [f"{each.get('port')}/{each.get('protocol')}" for each in root.iter("port") if each.get("port")] + vrrp

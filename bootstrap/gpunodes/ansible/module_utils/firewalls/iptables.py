@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ..process import run
+from .wanted import OPEN_VRRP
 
 
 def drops() -> bool:
@@ -20,7 +21,7 @@ def is_dropping(rules: str) -> bool:
 
 
 def open_ports(rules: str) -> list[str]:
-    """The ports that rules of the chain INPUT accept, ``6443/tcp``, ``*`` for all."""
+    """The ports that rules of the chain INPUT accept, ``6443/tcp``, ``112/vrrp``, ``*`` for all."""
     found = []
     for line in rules.splitlines():
         if not re.match(r"-A INPUT .*-j ACCEPT\b", line):
@@ -29,6 +30,8 @@ def open_ports(rules: str) -> list[str]:
         ports = re.search(r" --dports? ([0-9:,]+)", line)
         if ports and protocol:
             found += [f"{number.replace(':', '-')}/{protocol[1]}" for number in ports[1].split(",")]
+        elif re.search(r" -p (vrrp|112)\b", line):
+            found.append(OPEN_VRRP)
         elif re.fullmatch(r"-A INPUT -s \S+ -j ACCEPT", line):
             found.append("*")
     return found

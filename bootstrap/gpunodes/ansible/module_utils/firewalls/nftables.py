@@ -17,7 +17,7 @@ from typing import Any
 from .. import disk
 from ..host.spec import Firewall
 from ..process import must, run
-from .wanted import FAMILIES, MARK, VRRP, of_family, split
+from .wanted import FAMILIES, MARK, NAMES_OF_VRRP, OPEN_VRRP, VRRP, of_family, split
 
 SERVICE = "nftables"
 FILE = "/etc/gpunodes/firewall.nft"
@@ -251,12 +251,22 @@ def _accepted(expression: Sequence[Mapping[str, Any]]) -> list[str]:
             protocol = payload.get("protocol")
             suffix = f"/{protocol}" if protocol in {"tcp", "udp"} else ""
             return [f"{number}{suffix}" for number in _numbers(match["right"])]
+        if _protocol(match, payload) in NAMES_OF_VRRP and match.get("op") in {"==", "in"}:
+            return [OPEN_VRRP]
     fields = [
         (match.get("left") or {}).get("payload", {}).get("field")
         for match in matches
         if isinstance(match.get("left"), dict)
     ]
     return ["*"] if fields and all(each == "saddr" for each in fields) else []
+
+
+def _protocol(match: Mapping[str, Any], payload: Mapping[str, Any]) -> str | int:
+    """The protocol that a match requires (``meta l4proto``, ``ip protocol``), "" for another match."""
+    left = match.get("left")
+    key = left.get("meta", {}).get("key") if isinstance(left, dict) else ""
+    wanted = match.get("right") if key == "l4proto" or payload.get("field") == "protocol" else ""
+    return wanted if isinstance(wanted, (str, int)) else ""
 
 
 def _numbers(right: Any) -> list[str]:

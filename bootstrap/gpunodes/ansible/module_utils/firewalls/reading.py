@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..problem import MachineProblem
@@ -14,8 +15,9 @@ _MOST = 200
 def read() -> list[dict[str, Any]]:
     """The firewalls that drop what nothing accepts.
 
-    Each has its ``name``, the ports that it lets in from somewhere (``open``: ``6443/tcp``, ``22``, ``*`` for all), and
-    ``writable``, whether gpunodes can add rules that last. ``chains`` are those of nftables, ``inet filter input``.
+    Each has its ``name``, the ports that it lets in from somewhere (``open``: ``6443/tcp``, ``22``, ``112/vrrp``, ``*``
+    for all), and ``writable``, whether gpunodes can add rules that last. ``chains`` are those of nftables,
+    ``inet filter input``.
     """
     found: list[dict[str, Any]] = []
     is_ufw = ufw.is_active()
@@ -38,4 +40,6 @@ def read() -> list[dict[str, Any]]:
 
 
 def _firewall(name: str, ports: list[str], writable: bool = True, chains: list[str] | None = None) -> dict[str, Any]:
-    return {"name": name, "open": list(dict.fromkeys(ports))[:_MOST], "writable": writable, "chains": chains or []}
+    # firewalld also knows ports of other protocols, such as sctp.
+    known = [port for port in dict.fromkeys(ports) if re.fullmatch(r"\*|[0-9]+(-[0-9]+)?(/(tcp|udp|vrrp))?", port)]
+    return {"name": name, "open": known[:_MOST], "writable": writable, "chains": chains or []}

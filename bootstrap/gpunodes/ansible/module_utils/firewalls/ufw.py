@@ -11,7 +11,7 @@ from .. import disk
 from ..host.spec import Firewall
 from ..problem import MachineProblem
 from ..process import must, run
-from .wanted import FAMILIES, MARK, VRRP, of_family, split
+from .wanted import FAMILIES, MARK, OPEN_VRRP, VRRP, of_family, split
 
 PROGRAM = "/usr/sbin/ufw"
 CONFIG = "/etc/ufw/ufw.conf"
@@ -121,11 +121,13 @@ def open_ports(listed: Iterable[str]) -> list[str]:
     for rule in listed:
         if not re.match(r"(allow|limit) ", rule) or " out " in f" {rule} ":
             continue
-        protocol = re.search(r" proto (tcp|udp)\b", rule)
+        protocol = re.search(r" proto (tcp|udp|vrrp)\b", rule)
         port = re.search(r" port ([0-9:,]+)", rule) or re.search(
             r"^\w+ (?:in )?(?:on \S+ )?([0-9:,]+)(?:/(tcp|udp))?$", rule
         )
-        if port:
+        if protocol and protocol[1] == "vrrp":
+            found.append(OPEN_VRRP)
+        elif port:
             kind = protocol[1] if protocol else (*port.groups(), None)[1]
             found += [f"{number.replace(':', '-')}{f'/{kind}' if kind else ''}" for number in port[1].split(",")]
         elif " from " in rule and not protocol:

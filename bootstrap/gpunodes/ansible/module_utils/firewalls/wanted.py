@@ -14,6 +14,10 @@ MARK = "gpunodes"
 FAMILIES = (4, 6)
 VRRP = "vrrp 112"
 """The only protocol without ports that is opened (RFC 9568), by its name and its number."""
+OPEN_VRRP = "112/vrrp"
+"""The same among the open ports of a firewall."""
+NAMES_OF_VRRP = ("vrrp", "112", 112)
+"""How listings of rules name it."""
 
 
 def check(ports: Mapping[str, Sequence[str]], devices: Iterable[str], *sources: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .. import causes, disk, gpu_facts, ledger
 from ..causes import Program
-from ..problem import MachineProblem
+from ..problem import MachineProblem, Problem
 from ..process import CommandResult, last_line, run
 from ..report import GENERATED, Difference
 from .changes import Changes
@@ -140,13 +140,33 @@ def _load(module: str) -> None:
             "a module signed with an enrolled key, because Secure Boot is on",
             "enrol DKMS's key (`mokutil --import /var/lib/dkms/mok.pub`, confirm it at boot), or turn off Secure Boot",
         )
-    kernel = [line for line in run(["dmesg", "--notime"]).out.splitlines() if line.startswith("NVRM:")]
-    kernel_message = kernel[-1] if kernel else ""
+    log = messages(run(["dmesg", "--notime"]).out)
+    cause = causes.of(Program.DRIVER, log) if log else Problem("")
     raise MachineProblem(
-        f"the module {module} does not load: {message}" + (f" ({kernel_message})" if kernel_message else ""),
+        f"the module {module} does not load: {message}" + (f" ({cause.found})" if cause.found else ""),
         "a driver that supports the machine's GPUs",
-        "see `dmesg | grep -e NVRM -e nvidia`",
+        "; ".join(filter(None, [cause.remedy, "see `dmesg | grep -e NVRM -e nvidia`"])),
+        log,
     )
+
+
+def messages(log: str) -> str:
+    """What the driver wrote into the kernel log since it was loaded last, one message a line.
+
+    It breaks messages into lines of its own, each with its name.
+    """
+    lines = [line.strip() for line in log.splitlines()]
+    loads = [number for number, line in enumerate(lines) if "Nvlink Core is being initialized" in line]
+    found: list[str] = []
+    for line in lines[loads[-1] if loads else 0 :]:
+        if not line.startswith("NVRM:"):
+            continue
+        text = line[len("NVRM:") :].strip()
+        if found and (found[-1].endswith(":") or re.match(r"(?!loading )[a-z(]|NVIDIA \d", text)):
+            found[-1] += f" {text}"
+        else:
+            found.append(text)
+    return "\n".join(found)
 
 
 # --- the conflicting module ---
@@ -222,8 +242,11 @@ def publish_devices(changes: Changes) -> None:
     """Write the CDI specification if it does not match the present devices, and make them known to systemd."""
     nodes = device_nodes()
     if not nodes and not changes.check:
+        cause = causes.find(Program.DRIVER, messages(run(["dmesg", "--notime"]).out)) or Problem("")
         raise MachineProblem(
-            f"{DEV}/nvidia0 does not exist", "the devices of the GPUs", "see `nvidia-smi` and `dmesg | grep NVRM`"
+            f"{DEV}/nvidia0 does not exist" + (f" ({cause.found})" if cause.found else ""),
+            "the devices of the GPUs",
+            "; ".join(filter(None, [cause.remedy, "see `nvidia-smi` and `dmesg | grep NVRM`"])),
         )
     before = disk.read(CDI)
     if not matches_devices(before or "", nodes, _text(f"{SYS}/module/nvidia/version")):

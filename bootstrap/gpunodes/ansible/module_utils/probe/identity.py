@@ -21,11 +21,16 @@ def identity(options: ProbeOptions, emit: Emit) -> None:
 
 
 def macs(root: str = "/") -> List[str]:
-    """The MAC addresses of the physical network interfaces (those with a device that is not a virtual function)."""
+    """The MAC addresses of the physical network interfaces (those with a device that is not a virtual function).
+
+    The ports of a bond all have its address, which is often a locally administered one: their own is in another file
+    (Documentation/networking/bonding.rst, "perm_hwaddr" in sysfs).
+    """
     base = os.path.join(root, "sys/class/net")
     found = []
     for name in readers.names(base):
         device = os.path.join(base, name, "device")
         if os.path.exists(device) and not os.path.exists(os.path.join(device, "physfn")):
-            found.append(readers.text(os.path.join(base, name, "address"), 64).strip())
+            for file in ("address", "bonding_slave/perm_hwaddr"):
+                found.append(readers.text(os.path.join(base, name, file), 64).strip())
     return sorted({address for address in found if address})[:64]
