@@ -249,22 +249,29 @@ def test_etcd_that_would_stop_keeps_the_stand_in(fleet: Machines, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("selected", "checked"),
-    [(["cp-2"], ["cp-2/etcd_member"]), (["cp-1", "cp-2", "cp-3", "worker-1"], []), (["worker-1"], [])],
+    ("selected", "required"),
+    [(["cp-2"], True), (["cp-1", "cp-2", "cp-3", "worker-1"], False), (["worker-1"], None)],
     ids=["one of several", "the whole cluster", "a worker"],
 )
-def test_a_reset_of_one_stand_in_of_several_is_checked(
-    fleet: Machines, tmp_path: Path, selected: list[str], checked: list[str]
+def test_a_reset_of_stand_ins_asks_etcd_whether_members_stay(
+    fleet: Machines, tmp_path: Path, selected: list[str], required: bool | None
 ) -> None:
+    """The inventory may know fewer control planes than the cluster has."""
     known = {name: facts(name, "worker" if name == "worker-1" else "control_plane") for name in selected}
     ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
     assert ended.ok, ended.log.read_text()
-    assert asked(fleet, "etcd_member") == checked
+    asking = [] if required is None else [name for name in selected if name.startswith("cp-")]
+    assert sorted(asked(fleet, "etcd_member")) == [f"{name}/etcd_member" for name in asking]
+    for name in asking:
+        given = fleet.given(name, "etcd_member")
+        assert given["required"] == required
+        assert {f"10.0.0.{NUMBERS[each]}" for each in asking} | set(asking) <= set(given["leaving"])
+        assert not {"cp-1", "10.0.0.1"} & set(given["leaving"]) or "cp-1" in selected
     assert len(asked(fleet, "kubeadm_reset")) == len(selected)
 
 
 def test_a_stand_in_that_is_a_member_is_not_reset(fleet: Machines, tmp_path: Path) -> None:
-    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "this control plane belongs to a cluster of several"})
+    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "this control plane belongs to a cluster that has others"})
     known = {"cp-2": facts("cp-2", "control_plane")}
     ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
     assert not ended.ok

@@ -380,16 +380,31 @@ def test_ambiguous_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_member_among_others_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     running(monkeypatch, member(1))
-    membership.check_alone()
+    membership.check_alone(["cp-1"], required=True)
     running(monkeypatch, member(1), member(2, learner=True, started=False))
-    with pytest.raises(MachineProblem, match=r"belongs to a cluster of several \(cp-1, 10.0.0.2\).*`gpunodes remove`"):
-        membership.check_alone()
+    with pytest.raises(MachineProblem, match=r"a cluster that has others \(10.0.0.2\).*`gpunodes remove`"):
+        membership.check_alone(["cp-1"], required=True)
     running(monkeypatch, member(1), member(2), working={1})
     with pytest.raises(MachineProblem, match=r"may be a member of a cluster with others: .*--dead"):
-        membership.check_alone()
+        membership.check_alone(["cp-1"], required=True)
     monkeypatch.setattr(containers, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     with pytest.raises(MachineProblem, match=r"may be a member .*etcd does not run on this machine"):
-        membership.check_alone()
+        membership.check_alone(["cp-1"], required=True)
+
+
+def test_a_whole_cluster_is_reset_with_all_members_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inventory may know fewer control planes than the cluster has."""
+    running(monkeypatch, member(1), member(2), member(3))
+    with pytest.raises(MachineProblem, match=r"has others \(cp-2, cp-3\).*they must all be in the inventory"):
+        membership.check_alone(["cp-1", "10.0.0.1"], required=False)
+    with pytest.raises(MachineProblem, match=r"has others \(cp-3\)"):
+        membership.check_alone(["cp-1", "10.0.0.2"], required=False)
+    membership.check_alone(["cp-1", "cp-2", "10.0.0.3"], required=False)
+    # One that does not work has no cluster to lose, and neither has one without a quorum.
+    running(monkeypatch, member(1), member(2), member(3), working={1, 2})
+    membership.check_alone(["cp-1", "cp-2"], required=False)
+    running(monkeypatch, member(1), member(2), working={1})
+    membership.check_alone(["cp-1"], required=False)
 
 
 def test_a_control_plane_that_a_restore_left_is_reset_when_the_restored_one_responds(
@@ -399,14 +414,14 @@ def test_a_control_plane_that_a_restore_left_is_reset_when_the_restored_one_resp
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(containers, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     with pytest.raises(MachineProblem, match="may be a member"):
-        membership.check_alone(responds=True)
+        membership.check_alone(["cp-1"], required=True, responds=True)
     ledger.Ledger(etcd_restore={"snapshot": "0" * 64, "state": "stopped"}).save()
-    membership.check_alone(responds=True)
+    membership.check_alone(["cp-1"], required=True, responds=True)
     with pytest.raises(MachineProblem, match="may be a member"):
-        membership.check_alone(responds=False)
+        membership.check_alone(["cp-1"], required=True, responds=False)
     running(monkeypatch, member(1), member(2))
-    with pytest.raises(MachineProblem, match="belongs to a cluster of several"):
-        membership.check_alone(responds=True)
+    with pytest.raises(MachineProblem, match="has others"):
+        membership.check_alone(["cp-1"], required=True, responds=True)
 
 
 def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.MonkeyPatch) -> None:

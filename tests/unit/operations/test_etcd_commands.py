@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from gpunodes.cli import common, root, status
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.identity import matcher
 from gpunodes.inventory import Inventory
 from gpunodes.model import MachineResult, Outcome, Role, RunResult
 from gpunodes.operations import kubeconfig, nodes, preflight
@@ -176,6 +177,29 @@ def test_control_planes_that_do_not_respond_stop_a_restore_before_anything(
     assert "take them out of the inventory, and run the same command again" in error.problem.remedy
     assert carried == []
     assert len(machine) == 1, "nothing was sent"
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_control_plane_that_the_inventory_does_not_know_stops_a_restore(
+    inventory: Inventory, machine: list[str], carried: list[Any], monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    """An old copy of the inventory: the others would go on with the cluster's old state."""
+    listed = [
+        {"name": "cp-1", "role": "control_plane", "ready": True},
+        {"name": "cp-2", "role": "control_plane", "ready": ready},
+        {"name": "w-1", "role": "worker", "ready": True},
+    ]
+    seen = preflight.Inspection((), "control-1", {"nodes": listed}, None, "", False, Path())
+    matched = {"control-1": matcher.Match(matcher.NodeIdentity("cp-1"), "boot id")}
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, matched))
+    done = run(inventory, "etcd", "restore", "b.tar", "--yes")
+    if ready:
+        assert isinstance(done.exception, GpunodesError)
+        assert "control planes that are not in the inventory: cp-2" in done.exception.problem.found
+        assert carried == []
+        assert len(machine) == 1, "nothing was sent"
+    else:
+        assert done.return_value == ExitCode.DONE
 
 
 def test_the_other_control_planes_are_named(tmp_path: Path) -> None:

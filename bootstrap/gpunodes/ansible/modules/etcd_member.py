@@ -14,7 +14,7 @@ description:
     since kubeadm adds members.
   - C(absent) removes the member with O(address), from a control plane that stays. Moves the leadership of etcd first.
     Refuses if fewer of the remaining members would work than etcd needs.
-  - C(alone) fails if the cluster of this control plane has other members, or if that is unknown.
+  - C(alone) fails if the cluster of this control plane has members that are not O(leaving), or if that is unknown.
 options:
   state:
     description: What to check or to do.
@@ -41,6 +41,17 @@ options:
     description: For O(joining), whether the machine has data of etcd.
     type: bool
     default: false
+  leaving:
+    description: For O(state=alone), names and addresses of the machines that are reset together, with this one.
+    type: list
+    elements: str
+    default: []
+  required:
+    description: >-
+      For O(state=alone), whether others of the inventory stay. Without others, an etcd that does not respond and members
+      that do not work are no obstacle.
+    type: bool
+    default: true
   responds:
     description: >-
       For O(state=alone), whether the API of the cluster responds on another control plane. Then one that a restore of
@@ -109,6 +120,8 @@ def main() -> None:
             "name": {"type": "str", "default": ""},
             "joining": {"type": "bool", "default": False},
             "data": {"type": "bool", "default": False},
+            "leaving": {"type": "list", "elements": "str", "default": []},
+            "required": {"type": "bool", "default": True},
             "responds": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 300},
         },
@@ -118,7 +131,8 @@ def main() -> None:
     def work() -> dict[str, object]:
         state, address, name, timeout = (module.params[key] for key in ("state", "address", "name", "timeout"))
         if state == "alone":
-            membership.check_alone(module.params["responds"])
+            leaving = module.params["leaving"]
+            membership.check_alone(leaving, module.params["required"], module.params["responds"])
         elif state == "absent" and module.params["joining"]:
             data = module.params["data"]
             return membership.remove_leftover(address, name, data, timeout, module.check_mode).result()

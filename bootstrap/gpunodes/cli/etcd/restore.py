@@ -47,6 +47,7 @@ def command(file: Path, identity: Path | None, yes: bool, flags: common.CommonOp
     for line in chosen.lines:
         terminal.line(line, err=True)
     restore.check_all_respond(chosen.seen)
+    restore.check_all_known(chosen)
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(backup.about["time"]))
     terminal.confirm(
         f"The state of the cluster on {names} is replaced by that of {made}, from {backup.machine} with Kubernetes "

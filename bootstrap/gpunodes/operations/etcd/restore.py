@@ -18,7 +18,7 @@ from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.operations import phases, preflight
+from gpunodes.operations import nodes, phases, preflight
 from gpunodes.operations.etcd import archive
 from gpunodes.operations.run import Operation
 
@@ -87,6 +87,23 @@ def check_all_respond(seen: preflight.Inspection) -> None:
             "all control planes of the inventory: an etcd that still runs on one of them would be a second cluster",
             "start them; those that are gone for good: switch them off, take them out of the inventory, and run the "
             "same command again (`gpunodes help --page backup`); nothing was changed",
+        )
+
+
+def check_all_known(chosen: nodes.Chosen) -> None:
+    """Raise GpunodesError for a control plane that works and is no machine of the inventory: it would not be stopped.
+
+    Only an API that responds tells of it; a cluster without one is restored with what the inventory has.
+    """
+    own = {match.node.name for match in chosen.nodes.values() if match.node}
+    listed = (chosen.seen.cluster or {}).get("nodes", ())
+    others = [node["name"] for node in listed if node["role"] == "control_plane" and node["ready"]]
+    unknown = sorted(set(others) - own)
+    if unknown:
+        raise GpunodesError(
+            f"the cluster has control planes that are not in the inventory: {', '.join(unknown)}",
+            "all of them: an etcd that still runs on one of them would be a second cluster",
+            "add them to the group control_plane, or remove them by `gpunodes remove` first; nothing was changed",
         )
 
 

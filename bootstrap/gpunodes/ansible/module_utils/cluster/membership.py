@@ -19,6 +19,10 @@ from .nodes import CONTROL_PLANE
 
 API_PORT = 6443
 _POLL_S = 2.0
+_LEAVES = (
+    "`gpunodes remove` of this machine (with --dead if it does not respond) removes it from the cluster; "
+    "`gpunodes reset` of all control planes at once destroys the cluster: they must all be in the inventory"
+)
 
 
 def remove(address: str, name: str, check: bool) -> Report:
@@ -120,28 +124,31 @@ def _check_own(member: Member, name: str) -> None:
             )
 
 
-def check_alone(responds: bool = False) -> None:
+def check_alone(leaving: Collection[str], required: bool, responds: bool = False) -> None:
     """Raise MachineProblem if a reset of this control plane would leave others without it, or if that is unknown.
 
-    ``responds``: the API of its cluster responds on another control plane. A restore of etcd stops all control planes,
-    so that is the restored cluster, and one that the restore left stopped is no member of it.
+    ``leaving``: names and addresses of the machines that are reset together, with its own. ``required``: others of the
+    inventory stay, so the members must be known. Without others a broken cluster is ended as well, and only members
+    that work are in the way: the inventory does not know them. ``responds``: the API of its cluster responds on another
+    control plane. A restore of etcd stops all control planes, so that is the restored cluster, and one that the restore
+    left stopped is no member of it.
     """
-    remedy = (
-        "`gpunodes remove` of this machine (with --dead if it does not respond) removes it from the cluster; "
-        "`gpunodes reset` of all control planes at once destroys the cluster"
-    )
     wanted = "a machine that is no member, or the only one, as its running etcd reports"
     try:
         found = etcd.members()
     except MachineProblem as error:
-        if responds and ledger.load().etcd_restore.get("state") == "stopped":
+        if not required or (responds and ledger.load().etcd_restore.get("state") == "stopped"):
             return
         raise MachineProblem(
-            f"this control plane may be a member of a cluster with others: {error.problem.found}", wanted, remedy
+            f"this control plane may be a member of a cluster with others: {error.problem.found}", wanted, _LEAVES
         ) from error
-    if len(found) > 1:
-        names = ", ".join(member.name or member.peers[0] for member in found)
-        raise MachineProblem(f"this control plane belongs to a cluster of several ({names})", wanted, remedy)
+    staying = [each for each in found if not {each.name, *each.peers} & set(leaving)]
+    if staying and not required:
+        working = etcd.healthy(staying)
+        staying = [each for each in staying if each.id in working]
+    if len(found) > 1 and staying:
+        names = ", ".join(member.name or member.peers[0] for member in staying)
+        raise MachineProblem(f"this control plane belongs to a cluster that has others ({names})", wanted, _LEAVES)
 
 
 def wait_until_member(address: str, limit_s: float) -> None:
