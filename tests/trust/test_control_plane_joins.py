@@ -271,7 +271,7 @@ def test_a_reset_of_stand_ins_asks_etcd_whether_members_stay(
 
 
 def test_a_stand_in_that_is_a_member_is_not_reset(fleet: Machines, tmp_path: Path) -> None:
-    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "this control plane belongs to a cluster that has others"})
+    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "its cluster has others"})
     known = {"cp-2": facts("cp-2", "control_plane")}
     ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
     assert not ended.ok
