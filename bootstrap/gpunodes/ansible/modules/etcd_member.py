@@ -48,8 +48,8 @@ options:
     default: []
   required:
     description: >-
-      For O(state=alone), whether others of the inventory stay. Without others, an etcd that does not respond and members
-      that do not work are no obstacle.
+      For O(state=alone), whether others of the inventory stay. Without others, an etcd that does not respond, and
+      members that do not work, are no obstacle.
     type: bool
     default: true
   responds:
