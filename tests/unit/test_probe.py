@@ -22,7 +22,8 @@ from gpunodes.ansible.module_utils.probe import smi as smi_run
 from gpunodes.ansible.module_utils.probe.deduplicator import Deduplicator
 from gpunodes.ansible.module_utils.probe.options import TEXT_BYTES, ProbeOptions
 from gpunodes.engine.remote import answers, programs
-from gpunodes.health import shape
+from gpunodes.health import judge, shape
+from gpunodes.health.model import SiteRules
 
 SOURCES = [
     *programs.sources("probe.document").values(),
@@ -190,12 +191,29 @@ def test_journal_is_not_read_when_the_ring_buffer_is_complete(root: Root) -> Non
 
 def test_lines_of_user_space_are_ignored(root: Root) -> None:
     forged = "12,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, forged\n SUBSYSTEM=pci\n"
-    root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\\x0asecond\n")
-    assert root.read()["log"]["text"].splitlines() == [
-        "[    0.000000] Linux version",
-        "[    6.000000] real",
-        "[    6.000000] second",
-    ]
+    root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\n")
+    assert root.read()["log"]["text"].splitlines() == ["[    0.000000] Linux version", "[    6.000000] real"]
+
+
+LOST = "NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330)", "NVRM: installed in this system has", "NVRM: fallen off"
+CRASHED = "NVRM: The NVID[7]: segfault at 0 ip 0 sp 0 error 6 in x", "NVRM: Xid (PCI:0000:3b:00): 79, x[0+1]"
+"""What the kernel writes when a program crashes whose name, and the name of whose file, has a line break."""
+
+
+@pytest.mark.parametrize("source", ["kmsg", "journal"])
+def test_only_the_drivers_messages_have_several_lines(root: Root, source: str) -> None:
+    if source == "kmsg":
+        root.write("dev/kmsg", kmsg([(0, "Linux version"), (3.0, "\\x0a".join(LOST)), (4.0, "\\x0a".join(CRASHED))]))
+    else:
+        root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+        lines = [f"{'[    3.000000] host kernel: ':<28}{LOST[0]}", *(f"{'':28}{line}" for line in LOST[1:])]
+        lines += [f"{'[    4.000000] host kernel: ':<28}{CRASHED[0]}", f"{'':28}{CRASHED[1]}"]
+        root.program("journalctl", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
+    facts = root.read()
+    texts = [line[15:] for line in facts["log"]["text"].splitlines()]
+    assert [text for text in texts if text in LOST] == list(LOST)
+    assert not [text for text in texts if text.startswith("NVRM: Xid")]
+    assert judge.judge_facts("gpu-1", facts, SiteRules()).xids == ()
 
 
 def test_journal_completes_an_overflowed_ring_buffer(root: Root) -> None:
