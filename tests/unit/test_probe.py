@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
 import shutil
@@ -22,7 +23,8 @@ from gpunodes.ansible.module_utils.probe import smi as smi_run
 from gpunodes.ansible.module_utils.probe.deduplicator import Deduplicator
 from gpunodes.ansible.module_utils.probe.options import TEXT_BYTES, ProbeOptions
 from gpunodes.engine.remote import answers, programs
-from gpunodes.health import shape
+from gpunodes.health import judge, shape
+from gpunodes.health.model import SiteRules
 
 SOURCES = [
     *programs.sources("probe.document").values(),
@@ -190,12 +192,29 @@ def test_journal_is_not_read_when_the_ring_buffer_is_complete(root: Root) -> Non
 
 def test_lines_of_user_space_are_ignored(root: Root) -> None:
     forged = "12,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, forged\n SUBSYSTEM=pci\n"
-    root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\\x0asecond\n")
-    assert root.read()["log"]["text"].splitlines() == [
-        "[    0.000000] Linux version",
-        "[    6.000000] real",
-        "[    6.000000] second",
-    ]
+    root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\n")
+    assert root.read()["log"]["text"].splitlines() == ["[    0.000000] Linux version", "[    6.000000] real"]
+
+
+LOST = "NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330)", "NVRM: installed in this system has", "NVRM: fallen off"
+CRASHED = "NVRM: The NVID[7]: segfault at 0 ip 0 sp 0 error 6 in x", "NVRM: Xid (PCI:0000:3b:00): 79, x[0+1]"
+"""What the kernel writes when a program crashes whose name, and the name of whose file, has a line break."""
+
+
+@pytest.mark.parametrize("source", ["kmsg", "journal"])
+def test_only_the_drivers_messages_have_several_lines(root: Root, source: str) -> None:
+    if source == "kmsg":
+        root.write("dev/kmsg", kmsg([(0, "Linux version"), (3.0, "\\x0a".join(LOST)), (4.0, "\\x0a".join(CRASHED))]))
+    else:
+        root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+        lines = [f"{'[    3.000000] host kernel: ':<28}{LOST[0]}", *(f"{'':28}{line}" for line in LOST[1:])]
+        lines += [f"{'[    4.000000] host kernel: ':<28}{CRASHED[0]}", f"{'':28}{CRASHED[1]}"]
+        root.program("journalctl", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
+    facts = root.read()
+    texts = [line[15:] for line in facts["log"]["text"].splitlines()]
+    assert [text for text in texts if text in LOST] == list(LOST)
+    assert not [text for text in texts if text.startswith("NVRM: Xid")]
+    assert judge.judge_facts("gpu-1", facts, SiteRules()).xids == ()
 
 
 def test_journal_completes_an_overflowed_ring_buffer(root: Root) -> None:
@@ -289,6 +308,19 @@ def test_hung_task_reports_stay_complete() -> None:
     assert "[nvidia]" in block[: block.index("INFO: task", 5)]
 
 
+def test_a_report_of_the_driver_stays_however_many_wait_for_files() -> None:
+    lines = []
+    for n in range(300):
+        lines += [f"INFO: task python3:{n} blocked for more than 120 seconds.", "Call Trace:", " schedule+0x1/0x2"]
+        lines += [" os_acquire_mutex+0x37/0x40 [nvidia]"] * 2 if n == 250 else [" nfs_wait+0x1/0x2 [nfs]"]
+    text, _, cut = deduplicator([(float(n), line) for n, line in enumerate(lines)])
+    assert cut
+    assert text.count("[nvidia]") == 1
+    assert text.count("INFO: task python3:250 ") == 1
+    verdict = judge.judge_files("log", [[text.encode()]], SiteRules())
+    assert "python3:250." in verdict.findings[0].message
+
+
 @pytest.mark.parametrize(
     "first",
     [
@@ -345,11 +377,24 @@ def test_stuck_threads_are_reported_with_their_stacks(root: Root) -> None:
 
 
 def test_at_most_200_threads_are_reported(root: Root) -> None:
-    for pid in range(100, 350):
+    for pid in range(90, 340):
         root.thread(pid, "stuck", "D")
     facts = root.read()
-    assert len(facts["tasks"]) == 200
+    assert [task["pid"] for task in facts["tasks"]] == list(range(90, 290))
     assert {"what": "tasks", "error": "250 threads are in uninterruptible sleep"} in facts["errors"]
+
+
+def test_every_thread_in_the_driver_is_reported_however_many_wait_for_files(root: Root) -> None:
+    for pid in range(100, 330):
+        root.thread(pid, "python3", "D", stack="[<0>] nfs_wait_bit_killable+0x1e/0x90 [nfs]\n")
+    root.thread(330, "python3", "D", stack="[<0>] os_acquire_mutex+0x37/0x40 [nvidia]\n")
+    root.thread(331, "python3", "D", stack="[<0>] uvm_ioctl+0x37/0x40 [nvidia_uvm]\n")
+    facts = root.read()
+    assert len(facts["tasks"]) == 202
+    assert [(task["pid"], task["stack"]) for task in facts["tasks"][200:]] == [
+        (330, ["os_acquire_mutex+0x37/0x40 [nvidia]"]),
+        (331, ["uvm_ioctl+0x37/0x40 [nvidia_uvm]"]),
+    ]
 
 
 # --- nvidia-smi ------------------------------------------------------------------------------------------------------
@@ -419,6 +464,7 @@ def test_endless_output_of_nvidia_smi_is_bounded(root: Root) -> None:
 def test_nvidia_smi_that_cannot_be_killed_is_reported(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal without effect is the stand-in for a process that no signal reaches."""
     root.real_proc()
+    (root.folder / "tmp").mkdir()
     root.smi(f"echo $$ >{root.folder}/pid; exec sleep 1000")
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", lambda *_: None)
@@ -428,37 +474,90 @@ def test_nvidia_smi_that_cannot_be_killed_is_reported(root: Root, monkeypatch: p
         assert facts["smi"]["status"] == "timeout"
         assert (facts["smi"]["pid"], facts["smi"]["task_state"]) == (pid, "S")
         assert {"what": "smi", "error": f"process {pid} cannot be killed and is left behind"} in facts["errors"]
+        again = root.read(deadline_s=7, smi_s=1)
+        assert (again["smi"]["status"], again["smi"]["pid"]) == ("stuck", pid)
         if os.geteuid() == 0:
-            again = root.read(deadline_s=7, smi_s=1)
-            assert (again["smi"]["status"], again["smi"]["pid"]) == ("stuck", pid)
+            assert all(any("nanosleep" in line for line in each["smi"]["stack"]) for each in (facts, again))
     finally:
         os.kill(pid, 9)
 
 
-def test_no_second_nvidia_smi_starts_while_one_is_stuck(root: Root, processes: list[subprocess.Popen[bytes]]) -> None:
-    """A process that waits for its vfork()ed child is in state D: the stand-in for a driver that hangs."""
+@pytest.mark.parametrize("owner", [4711, 0])
+def test_without_root_a_lock_of_the_same_user_tells_of_an_earlier_nvidia_smi(
+    root: Root, monkeypatch: pytest.MonkeyPatch, owner: int
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to others")
+    path = root.write("tmp/gpunodes-nvidia-smi-4711.lock", "17")
+    os.chown(path, owner, owner)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    root.smi(f"cat <<'END'\n{XML}END")
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        smi = root.read(smi_s=1)["smi"]
+    assert (smi["status"], smi["pid"]) == (("stuck", 17) if owner else ("ok", None))
+
+
+IN_DRIVER = "[<0>] os_acquire_mutex+0x3b/0x50 [nvidia]\n[<0>] nvidia_ioctl+0x6cd/0x830 [nvidia]\n"
+
+
+@pytest.mark.parametrize(
+    ("stack", "slept_s", "starts"),
+    [
+        (IN_DRIVER, 60, False),
+        # The driver starts.
+        (IN_DRIVER, 2, True),
+        ("[<0>] nfs_wait_bit_killable+0x1e/0x90 [nfs]\n", 60, True),
+        ("[<0>] wait_for_vfork_done+0x41/0x60\n", 60, True),
+        # A kernel that shows no stack.
+        ("", 60, True),
+    ],
+    ids=["in the driver", "in the driver, recent", "NFS", "vfork", "no stack"],
+)
+def test_no_second_nvidia_smi_starts_while_one_hangs_in_the_driver(
+    root: Root, monkeypatch: pytest.MonkeyPatch, stack: str, slept_s: float, starts: bool
+) -> None:
+    root.thread(20, "nvidia-smi", "D", stack=stack)
+    root.write("proc/20/task/20/sched", "se.exec_start : 100000.000\n")
+    monkeypatch.setattr(smi_run, "now_ms", lambda _: 100000 + slept_s * 1000)
+    root.smi(f"cat <<'END'\n{XML}END")
+    smi = root.read()["smi"]
+    if starts:
+        assert (smi["status"], smi["pid"], smi["stack"]) == ("ok", None, [])
+    else:
+        lines = [line.removeprefix("[<0>] ") for line in stack.splitlines()]
+        assert (smi["status"], smi["pid"], smi["task_state"], smi["stack"]) == ("stuck", 20, "D", lines)
+
+
+@pytest.mark.parametrize("name", ["nvidia-smi", "nvidia-persiste", "nv_queue"])
+def test_a_process_that_takes_the_name_of_the_driver_starts_nothing(
+    root: Root, processes: list[subprocess.Popen[bytes]], name: str
+) -> None:
+    """Any pod can do this: it sleeps like a thread that hangs in the driver, until its vfork()ed child ends."""
     if not shutil.which("gcc"):
         pytest.skip("needs a C compiler")
-    program = root.folder / "stuck/nvidia-smi"
-    program.parent.mkdir()
-    code = "#include <unistd.h>\nint main(void) { if (vfork() == 0) { sleep(60); _exit(0); } return 0; }\n"
+    program = root.folder / "pod"
+    code = (
+        "#include <unistd.h>\n#include <sys/prctl.h>\n"
+        f'int main(void) {{ prctl(PR_SET_NAME, "{name}"); if (vfork() == 0) {{ sleep(60); _exit(0); }} return 0; }}\n'
+    )
     subprocess.run(["gcc", "-w", "-x", "c", "-o", program, "-"], input=code.encode(), check=True)
     processes.append(subprocess.Popen([program], start_new_session=True))
     stuck = processes[0].pid
     children = Path(f"/proc/{stuck}/task/{stuck}/children")
     time.sleep(0.5)
     root.real_proc()
-    root.smi(f"touch {root.folder}/ran")
+    root.smi(f"cat <<'END'\n{XML}END")
     try:
         facts = root.read()
-        smi = facts["smi"]
-        assert (smi["status"], smi["pid"], smi["task_state"]) == ("stuck", stuck, "D")
-        assert not (root.folder / "ran").exists()
+        assert facts["smi"]["status"] == "ok"
         task = next(task for task in facts["tasks"] if task["pid"] == stuck)
-        assert task["state"] == "D"
+        assert (task["comm"], task["state"]) == (name, "D")
         assert task["age_s"] >= 0.5
         if os.geteuid() == 0:
             assert any("vfork" in line or "clone" in line for line in task["stack"])
+        verdict = judge.judge_facts("gpu-1", facts, SiteRules())
+        assert (verdict.hung_in_driver, verdict.action.value) == (False, "none")
     finally:
         for child in children.read_text().split():
             os.kill(int(child), 9)

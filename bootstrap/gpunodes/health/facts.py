@@ -64,6 +64,8 @@ class Smi:
 
     status: str
     task_state: str
+    stack: tuple[str, ...]
+    """The kernel stack of the process that does not end, () if it could not be read."""
     xml: str
     message: str
     pid: int | None
@@ -118,6 +120,7 @@ def read(found: Mapping[str, Any]) -> Facts:
         smi=Smi(
             _text(smi["status"]),
             _text(smi["task_state"], 2),
+            tuple(_text(frame, 200) for frame in smi.get("stack", ())),
             _text(smi["xml"], _LOG),
             _text(smi["message"]),
             smi["pid"],

@@ -203,9 +203,12 @@ XID = re.compile(
     rb"(?:,\s+pid='?(\d+))?"
 )
 # The line may be wrapped anywhere; the number of another line is not this one's.
-RECOVERY = re.compile(rb"(?:(?!NVRM:)[^\0]){0,240}?\s+to\s+0x([0-9a-fA-F]{1,2})\b")
+RECOVERY = re.compile(
+    rb"(?:[^,\n]{0,3}(?:,\s+pid=[^,\n]{1,20})?,\s+name=[^\n]{0,15},)?+"  # a process's name, which may look like it
+    rb"(?:(?!NVRM:)[^\0]){0,240}?\s+to\s+0x([0-9a-fA-F]{1,2})\b"
+)
 REGISTERS = re.compile(rb"[^(\n]{0,200}\((0x[0-9a-fA-F]{8})\s+(0x[0-9a-fA-F]{8})")
-FATAL = re.compile(rb",\s+\S+\s+(Fatal|Link Fatal)\b")
+FATAL = re.compile(rb",\s+(?!name=)\S+\s+(Fatal|Link Fatal)\b")
 
 SXID = re.compile(
     rb"(?:nvidia-nvswitch\d*:\s+)?SXid\s+\((?:PCI:)?\s*(" + ADDRESS + rb")\):\s+(\d{1,6})(?!\d)"
@@ -251,6 +254,13 @@ UNSURE_FRAME = re.compile(rb"\? [^\n]*")
 NVIDIA_FRAME = re.compile(
     rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
 )
+# What is before a frame in a line that begins with `[`, a time: an address, the mark of an unsure frame, a register.
+# A line may also have the name of a program that crashed, which can look like a frame.
+BEFORE_FRAME = re.compile(
+    rb"\s*\[[^\]\n]*\](?:\s+\S+\s+kernel:)?(?:\s*\[\s*[TC]\d+\])?\s*(?:[A-Z]?IP|LR|pc|lr)?(?: is at)?[\s\[\]<>?:\da-f]*"
+)
+# What a whole stack ends with: the first function of a thread of the kernel, or how a program entered the kernel.
+STACK_END = re.compile(rb"\b(?:kthread|entry_\w+|do_syscall\w*|system_call\w*|el0\w*|asm_exc_\w+)\+0x\w+/0x\w+")
 # Frames of the NFS client (fs/nfs) and of its transport (net/sunrpc), as modules or built into the kernel. And those of
 # a task that waits for the lock of a folder (fs/namei.c): the one that has it may wait for NFS, and a driver has none.
 NFS_FRAME = re.compile(

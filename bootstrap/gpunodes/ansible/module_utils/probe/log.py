@@ -13,6 +13,9 @@ from .options import Emit, ProbeOptions
 
 Line = Tuple[float, str]
 """Seconds since the boot, and the text."""
+# How NVIDIA's messages of several lines begin. In other messages a line break may be a process's: the kernel writes the
+# name of a program that crashed as it is. A message may also begin with a process's name, but these texts are longer.
+_SEVERAL_LINES = re.compile("NVRM: (?:The NVIDIA |API mismatch: )")
 
 
 def log(options: ProbeOptions, emit: Emit) -> None:
@@ -84,7 +87,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
             if priority >> 3 == 0:
                 seconds = microseconds / 1e6
                 message = body.split("\n", 1)[0]
-                for text in message.replace("\\x0a", "\n").split("\n") if "\\x0a" in message else [message]:
+                for text in message.split("\\x0a") if _SEVERAL_LINES.match(message) else [message]:
                     lines.append((seconds, text))
             if time.monotonic() > deadline:
                 lost = True
@@ -118,16 +121,19 @@ def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
     if program is None:
         return
     argv = [program, "-b", "-q", "--no-pager", "-o", "short-monotonic", "_TRANSPORT=kernel", "SYSLOG_FACILITY=0"]
-    # `[   12.345678] host kernel: text`; a line without this prefix continues the previous one.
+    # `[   12.345678] host kernel: text`; a line without this prefix, an indented one, continues the previous one.
     pattern = re.compile(r"\[ *(\d+\.\d+)\] \S+ [^:]*: ?(.*)")
     seconds = 0.0
+    continues = False
     for line in readers.output(argv, options.deadline_s / 2):
         found = pattern.match(line)
         if found:
             seconds = float(found.group(1))
+            continues = _SEVERAL_LINES.match(found.group(2)) is not None
         if seconds >= before:
             return
-        yield seconds, found.group(2) if found else line.strip()
+        if found or continues:
+            yield seconds, found.group(2) if found else line.strip()
 
 
 def _dmesg(options: ProbeOptions) -> Iterator[Line]:
@@ -136,7 +142,7 @@ def _dmesg(options: ProbeOptions) -> Iterator[Line]:
     if program is None or options.root != "/":
         return
     pattern = re.compile(r"<(\d+)>\[ *(\d+\.\d+)\] ?(.*)")
-    kernel = False
+    continues = False
     seconds = 0.0
     with contextlib.suppress(OSError, readers.SlowError):
         for line in readers.output([program, "-r"], 5):
@@ -144,5 +150,6 @@ def _dmesg(options: ProbeOptions) -> Iterator[Line]:
             if found:
                 kernel = int(found.group(1)) >> 3 == 0
                 seconds = float(found.group(2))
-            if kernel:
+                continues = kernel and _SEVERAL_LINES.match(found.group(3)) is not None
+            if continues or (found and kernel):
                 yield seconds, found.group(3) if found else line

@@ -7,13 +7,15 @@ import time
 from typing import Any, Dict, Iterator, List, Optional
 
 from . import readers
-from .known import DRIVER_THREAD
+from .known import DRIVER_THREAD, STUCK_S
 from .options import Emit, ProbeOptions
 
 TASKS = 200
 """Maximum number of reported threads."""
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _TOOL = re.compile(DRIVER_THREAD)
+# A line of /proc/PID/stack inside a module of the driver.
+_DRIVER_FRAME = re.compile(r"\+0x[0-9a-f]+/0x[0-9a-f]+ \[nvidia(_\w+)?[ \]]")
 
 
 class Thread:
@@ -29,8 +31,6 @@ class Thread:
         fields = tail.split()
         self.state = fields[0]
         self.kthread = bool(int(fields[6]) & PF_KTHREAD)
-        self.cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        self.started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
     def reread(self, options: ProbeOptions) -> "Optional[Thread]":
         """The current state of the same thread, None when it is gone."""
@@ -48,6 +48,20 @@ class Thread:
         found = re.search(r"^se\.exec_start\s*:\s*([\d.]+)", readers.text(self.folder + "/sched", 4096), re.MULTILINE)
         return float(found.group(1)) if found else None
 
+    def stack(self) -> List[str]:
+        """Its kernel stack, [] if it cannot be read; reading it may block."""
+        lines = readers.text(self.folder + "/stack", 8192).splitlines()
+        # `[<0>] schedule+0x5d/0xd0`: the address is hidden or useless.
+        return [re.sub(r"^\[<[^>]*>\] ", "", line) for line in lines]
+
+    def hangs_in_driver(self, now: Optional[float]) -> bool:
+        """Whether it has slept in the driver for ``STUCK_S`` at ``now``, the scheduler's clock.
+
+        Its stack is the kernel's word. Its name is not: a process calls itself what it likes.
+        """
+        last_run = self.last_run_ms() if self.state == "D" and now else None
+        return bool(now and last_run and now - last_run >= STUCK_S * 1000 and in_driver(self.stack()))
+
     def to_fact(self, age_s: float) -> Dict[str, Any]:
         return {
             "pid": self.tid,
@@ -60,17 +74,27 @@ class Thread:
         }
 
 
+def in_driver(stack: List[str]) -> bool:
+    return any(_DRIVER_FRAME.search(line) for line in stack)
+
+
 def threads(options: ProbeOptions) -> Iterator[Thread]:
-    """All threads of the machine."""
-    for pid in readers.names(options.path("proc")):
-        if pid.isdigit():
-            for tid in readers.names(options.path("proc/{}/task".format(pid))):
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    yield Thread(options, int(pid), int(tid))
+    """All threads of the machine, by the numbers of their processes: the kernel's own come first."""
+    for pid in _numbers(options.path("proc")):
+        for tid in _numbers(options.path("proc/{}/task".format(pid))):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                yield Thread(options, pid, tid)
+
+
+def _numbers(folder: str) -> List[int]:
+    return sorted(int(name) for name in readers.names(folder) if name.isdigit())
 
 
 def tasks(options: ProbeOptions, emit: Emit) -> None:
-    """Threads that stay in uninterruptible sleep, and the driver's tools; then their stacks: reading them may block."""
+    """Threads that stay in uninterruptible sleep, and the driver's tools; then their stacks: reading them may block.
+
+    A frozen file server makes thousands of threads wait. Those in the driver are reported, whatever their place.
+    """
     tools: List[Thread] = []
     asleep: List[Thread] = []
     for thread in threads(options):
@@ -81,8 +105,7 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
     stuck = still_asleep(options, asleep, 0.5)
     now = now_ms(options)
     for thread in stuck[:TASKS]:
-        last_run = thread.last_run_ms()
-        emit("tasks", thread.to_fact(max(0.5, (now - last_run) / 1000) if now and last_run else 0.5))
+        _emit_sleeper(thread, now, emit)
     if len(stuck) > TASKS:
         emit("errors", {"what": "tasks", "error": "{} threads are in uninterruptible sleep".format(len(stuck))})
     reported = stuck[:TASKS] + tools[:TASKS]
@@ -91,9 +114,19 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
             emit("tasks", thread.to_fact(0.0))
     for thread in reported:
         if thread.state in "DR":
-            lines = readers.text(thread.folder + "/stack", 8192).splitlines()
-            # `[<0>] schedule+0x5d/0xd0`: the address is hidden or useless.
-            emit("stacks", {str(thread.tid): [re.sub(r"^\[<[^>]*>\] ", "", line) for line in lines]})
+            emit("stacks", {str(thread.tid): thread.stack()})
+    left = TASKS
+    for thread in stuck[TASKS:]:
+        stack = thread.stack()
+        if left and in_driver(stack):
+            left -= 1
+            _emit_sleeper(thread, now, emit)
+            emit("stacks", {str(thread.tid): stack})
+
+
+def _emit_sleeper(thread: Thread, now: Optional[float], emit: Emit) -> None:
+    last_run = thread.last_run_ms()
+    emit("tasks", thread.to_fact(max(0.5, (now - last_run) / 1000) if now and last_run else 0.5))
 
 
 def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) -> List[Thread]:
