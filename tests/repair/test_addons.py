@@ -169,8 +169,9 @@ def refused_by(server: ApiServer, path: str, given: Any) -> str:
 
 def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> None:
     """kube-vip would answer for any address of an annotation: the gateway's, or that of another machine."""
-    up("load-balancer")
     services = "/api/v1/namespaces/default/services"
+    server.call("POST", services, service(name="earlier", spec={"type": "ClusterIP", "externalIPs": ["10.0.0.9"]}))
+    up("load-balancer")
     asked = "kube-vip.io/loadbalancerIPs"
     other = service(annotations={asked: "10.0.0.1"})
     deadline = time.monotonic() + 30
@@ -192,14 +193,26 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
         service(annotations={asked: "fd00::1"}),
         service(spec={"loadBalancerIP": "10.0.0.204"}),
         service(annotations={"kube-vip.io/egress": "true"}),
+        # Every node's own connections to that address would go to its pods.
+        service(spec={"externalIPs": ["10.0.0.1"]}),
+        service(spec={"type": "ClusterIP", "externalIPs": ["10.0.0.200"]}),
         # It becomes a load balancer later.
         service(annotations={"kube-vip.io/serviceInterface": "eth1"}, spec={"type": "ClusterIP"}),
     ):
         assert "ValidatingAdmissionPolicy 'gpunodes-load-balancer'" in refused_by(server, services, refused)
     server.call("POST", services, service())
-    change = {"metadata": {"annotations": {asked: "10.0.0.9"}}}
-    with pytest.raises(HTTPError):
-        server.call("PATCH", f"{services}/web", change, "application/merge-patch+json")
+    merge = "application/merge-patch+json"
+    for changed, change in (
+        ("web", {"metadata": {"annotations": {asked: "10.0.0.9"}}}),
+        ("web", {"spec": {"externalIPs": ["10.0.0.1"]}}),
+        ("earlier", {"spec": {"externalIPs": ["10.0.0.9", "10.0.0.1"]}}),
+    ):
+        with pytest.raises(HTTPError, match="422"):
+            server.call("PATCH", f"{services}/{changed}", change, merge)
+    # What was there before can be changed, and loses them.
+    for change in ({"metadata": {"labels": {"a": "b"}}}, {"spec": {"externalIPs": None}}):
+        server.call("PATCH", f"{services}/earlier", change, merge)
+    server.call("DELETE", f"{services}/earlier")
     with pytest.raises(MachineProblem, match=r"there are Services of type LoadBalancer \(web\)"):
         down("load-balancer")
     server.call("DELETE", f"{services}/web")
