@@ -305,6 +305,15 @@ def test_gpus_in_use_are_proof_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all of nvidia.com/gpu: 2")
 
 
+def test_gpus_of_sidecars_are_in_use_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = pod("x", "Running")
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    busy["spec"]["initContainers"] = [{"name": "sidecar", "restartPolicy": "Always", **limits}]
+    assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all of nvidia.com/gpu: 2")
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: Api(2, busy))  # type: ignore[attr-defined]  # imported there, not exported
+    assert gpu_cluster.pods_with_gpus("gpu-1") == ["lab/x"]
+
+
 def test_slices_and_shares_of_gpus_are_asked_for_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     mig = "nvidia.com/mig-1g.10gb"
     busy = pod("x", "Running", **{"nvidia.com/gpu": "1"})
