@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from urllib.error import HTTPError
 
 import pytest
 from gpunodes.ansible.module_utils import kubeconfig
-from gpunodes.ansible.module_utils.cluster import optional
+from gpunodes.ansible.module_utils.cluster import optional, settling
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.planner import addons
 
@@ -78,6 +79,23 @@ def test_an_add_on_comes_stays_and_goes(server: ApiServer, name: str) -> None:
     for each in rendered(name):
         if each["kind"] == "Namespace":
             finish(server, each["metadata"]["name"])
+
+
+def test_an_add_on_comes_again_when_its_namespace_has_gone(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server makes nothing in a namespace that is being deleted."""
+    name, space = "local-path", "local-path-storage"
+    up(name)
+    down(name)
+    monkeypatch.setattr(optional, "_LEAVE_S", 0)
+    with pytest.raises(MachineProblem, match=f"Namespace {space} is being deleted, and still exists after 0 s"):
+        up(name)
+    monkeypatch.setattr(optional, "_LEAVE_S", 60)
+    ending = threading.Timer(3, finish, (server, space))
+    ending.start()
+    assert set(up(name)) == titles(name)
+    ending.join()
+    assert set(down(name)) == titles(name)
+    finish(server, space)
 
 
 @pytest.mark.parametrize(
@@ -270,8 +288,11 @@ def test_a_manifest_brings_its_own_kinds_and_goes_only_without_objects_of_them(s
     finish(server, "queues")
 
 
-def test_an_add_on_runs_when_its_workloads_do_and_it_answers(server: ApiServer) -> None:
+def test_an_add_on_runs_when_its_workloads_do_and_it_answers(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "metrics-server"
+    monkeypatch.setattr(settling, "SETTLE_S", 0)
     with pytest.raises(MachineProblem, match="metrics-server: it is not installed"):
         optional.wait(name, {}, 0)
     up(name)
