@@ -89,7 +89,7 @@ def pods_with_gpus(node: str, client: Client | None = None) -> list[str]:
 
 def _has_gpu(pod: Mapping[str, Any], claims: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> bool:
     """Whether a pod has a GPU by a request or by a claim; the device plugin, which serves them, has none."""
-    if gpu_pods.requested(pod):
+    if gpu_pods.has_request(pod):
         return True
     claimed = {**pod, "spec": {**pod["spec"], "runtimeClassName": None, "volumes": []}}
     return bool(pod["spec"].get("resourceClaims")) and gpu_pods.uses_gpu(

@@ -36,6 +36,13 @@ def requested(pod: Mapping[str, Any]) -> Counter[str]:
     return most | sum(map(_counts, spec.get("containers") or ()), lasting)
 
 
+def has_request(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod occupies GPUs by a request, of a resource or of a DeviceClass by its name; not after it ended."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    return status.get("phase") not in _ENDED and (bool(requested(pod)) or any(map(_requests_by_class, containers)))
+
+
 def uses_gpu(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]] | None = None) -> bool:
     """Whether a pod, an object of the API, uses a GPU by a request, its RuntimeClass, a claim, or a device of its host.
 
@@ -45,11 +52,9 @@ def uses_gpu(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]] | None 
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     if status.get("phase") in _ENDED:
         return False
-    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     return (
         spec.get("runtimeClassName") == RUNTIME_CLASS
-        or bool(requested(pod))
-        or any(map(_requests_by_class, containers))
+        or has_request(pod)
         or any(map(_is_device, spec.get("volumes") or ()))
         or any(_is_for_gpus(name, claims) for name in _claims(spec, status))
     )
