@@ -228,8 +228,8 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
         with pytest.raises(HTTPError, match="422"):
             server.call("PATCH", f"{services}/{changed}", change, merge)
     # What was there before can be changed, and loses them.
-    for change in ({"metadata": {"labels": {"a": "b"}}}, {"spec": {"externalIPs": None}}):
-        server.call("PATCH", f"{services}/earlier", change, merge)
+    server.call("PATCH", f"{services}/earlier", {"metadata": {"labels": {"a": "b"}}}, merge)
+    server.call("PATCH", f"{services}/earlier", {"spec": {"externalIPs": None}}, merge)
     server.call("DELETE", f"{services}/earlier")
     with pytest.raises(MachineProblem, match=r"there are Services of type LoadBalancer \(web\)"):
         down("load-balancer")

@@ -282,7 +282,7 @@ def test_a_hostile_report_of_optional_add_ons_is_refused(
         Cluster(monkeypatch, bad)
         with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
             addons.listed(inventory)
-    for bad in ({"objects": attack}, {"objects": [], "idle": attack}):
-        Cluster(monkeypatch, bad)
+    for key in ("objects", "idle"):
+        Cluster(monkeypatch, {key: attack})
         with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
             addons.down(InventoryFleet(inventory), inventory, chosen("local-path"), lambda *_: None)
