@@ -422,6 +422,7 @@ def test_a_pod_of_a_class_of_others_is_refused(tenants: ApiServer, name: str) ->
     if name == "of-others":
         with contextlib.suppress(urllib.error.HTTPError):
             tenants.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": 9})
+    assert refusal(tenants, "default", pod("greedy", 0, name)) == "", "nothing else refuses it"
     assert "exceeded quota: classes" in refusal(tenants, "vision", pod("greedy", 0, name))
     for allowed in ("", "gpu-batch", "gpu-urgent"):
         assert refusal(tenants, "vision", pod("modest", 0, allowed)) == ""
