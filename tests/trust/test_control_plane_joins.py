@@ -270,6 +270,22 @@ def test_a_reset_of_stand_ins_asks_etcd_whether_members_stay(
     assert len(asked(fleet, "kubeadm_reset")) == len(selected)
 
 
+def test_what_a_worker_says_of_itself_lets_no_stand_in_go(fleet: Machines, tmp_path: Path) -> None:
+    known = {"cp-1": facts("cp-1", "control_plane"), "worker-1": facts("worker-1", "worker")}
+    known["worker-1"]["hostname"] = "cp-2"
+    known["worker-1"]["kubernetes"]["advertised"] = "10.0.0.2"
+    play(fleet, tmp_path / "run", "reset.yml", known, cluster("cp-1", "cp-3"))
+    assert set(fleet.given("cp-1", "etcd_member")["leaving"]) == {"cp-1", "10.0.0.1"}
+
+
+def test_one_stand_in_that_is_refused_stops_the_reset_of_all(fleet: Machines, tmp_path: Path) -> None:
+    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "its cluster has others"})
+    known = {name: facts(name, "control_plane") for name in ("cp-1", "cp-2", "cp-3")}
+    ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
+    assert not ended.ok
+    assert not asked(fleet, "kubeadm_reset", "host_undo")
+
+
 def test_a_stand_in_that_is_a_member_is_not_reset(fleet: Machines, tmp_path: Path) -> None:
     fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "its cluster has others"})
     known = {"cp-2": facts("cp-2", "control_plane")}

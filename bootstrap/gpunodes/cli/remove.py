@@ -52,7 +52,8 @@ def command(
     inventory = checked.inventory(flags.inventory)
     chosen = inventory.select(machines, Role.CONTROL_PLANE, Role.WORKER)
     check_removable(inventory, chosen, dead=dead)
-    findings.check_leaving(inventory, chosen)
+    if not dead:  # what is gone serves nothing
+        findings.check_leaving(inventory, chosen)
     variables: dict[str, object] = {"gpunodes_drain_timeout": drain_timeout} if drain_timeout else {}
     if force_drain:
         variables["gpunodes_drain_force"] = True

@@ -104,6 +104,7 @@ def running(monkeypatch: pytest.MonkeyPatch, *members: Member, working: set[int]
     monkeypatch.setattr(containers, "run", made.run)
     nodes(monkeypatch)
     monkeypatch.setattr(membership, "_POLL_S", 0)
+    monkeypatch.setattr(membership, "_STARTING_S", 0)
     return made
 
 
@@ -400,6 +401,12 @@ def test_a_whole_cluster_is_reset_with_all_members_that_work(monkeypatch: pytest
     with pytest.raises(MachineProblem, match=r"has others \(cp-3\)"):
         membership.check_alone(["cp-1", "10.0.0.2"], required=False)
     membership.check_alone(["cp-1", "cp-2", "10.0.0.3"], required=False)
+    # An etcd that is just starting is waited for.
+    made = running(monkeypatch, member(1), member(2), working={1})
+    monkeypatch.setattr(membership, "_STARTING_S", 60)
+    monkeypatch.setattr(etcd.time, "sleep", lambda _: made.working.add(2))
+    with pytest.raises(MachineProblem, match=r"has others \(cp-2\)"):
+        membership.check_alone(["cp-1"], required=False)
     # One that does not work has no cluster to lose, and neither has one without a quorum.
     running(monkeypatch, member(1), member(2), member(3), working={1, 2})
     membership.check_alone(["cp-1", "cp-2"], required=False)

@@ -47,8 +47,14 @@ def command(file: Path, identity: Path | None, yes: bool, flags: common.CommonOp
     for line in chosen.lines:
         terminal.line(line, err=True)
     restore.check_all_respond(chosen.seen)
-    restore.check_all_known(chosen)
+    unknown = restore.unknown_control_planes(chosen)
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(backup.about["time"]))
+    for name in unknown:
+        terminal.line(
+            f"warning: the control plane {name} is not in the inventory and not ready: switch it off, since an etcd "
+            "that runs there would be a second cluster",
+            err=True,
+        )
     terminal.confirm(
         f"The state of the cluster on {names} is replaced by that of {made}, from {backup.machine} with Kubernetes "
         f"{backup.about['kubernetes']}; everything that changed since then is lost, and programs keep their version",

@@ -90,21 +90,23 @@ def check_all_respond(seen: preflight.Inspection) -> None:
         )
 
 
-def check_all_known(chosen: nodes.Chosen) -> None:
-    """Raise GpunodesError for a control plane that works and is no machine of the inventory: it would not be stopped.
+def unknown_control_planes(chosen: nodes.Chosen) -> list[str]:
+    """The control planes that are not ready, and no machines of the inventory: their etcd may run all the same.
 
-    Only an API that responds tells of it; a cluster without one is restored with what the inventory has.
+    Raises GpunodesError for one that is ready, and so would not be stopped. Only an API that responds tells of them; a
+    cluster without one is restored with what the inventory has.
     """
     own = {match.node.name for match in chosen.nodes.values() if match.node}
     listed = (chosen.seen.cluster or {}).get("nodes", ())
-    others = [node["name"] for node in listed if node["role"] == "control_plane" and node["ready"]]
-    unknown = sorted(set(others) - own)
-    if unknown:
+    others = {node["name"]: node["ready"] for node in listed if node["role"] == "control_plane"}
+    unknown = sorted(others.keys() - own)
+    if ready := [name for name in unknown if others[name]]:
         raise GpunodesError(
-            f"the cluster has control planes that are not in the inventory: {', '.join(unknown)}",
+            f"the cluster has control planes that are not in the inventory: {', '.join(ready)}",
             "all of them: an etcd that still runs on one of them would be a second cluster",
             "add them to the group control_plane, or remove them by `gpunodes remove` first; nothing was changed",
         )
+    return unknown
 
 
 def upload(inventory: Inventory, source: Source, backup: archive.Backup, progress: Callable[[str], None]) -> None:

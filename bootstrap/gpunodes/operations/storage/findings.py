@@ -45,7 +45,8 @@ def check_leaving(inventory: Inventory, machines: Sequence[Machine]) -> None:
     raise WrongInput(
         f"{name} serves {', '.join(own)} to nodes that stay",
         "a machine that serves no shared storage: processes that use it would hang",
-        f"run `gpunodes storage down`, and take {name} out of the group storage",
+        f"run `gpunodes storage down`, and take {name} out of the group storage; if the cluster does not respond any "
+        "more, do that alone",
     )
 
 

@@ -19,6 +19,8 @@ from .nodes import CONTROL_PLANE
 
 API_PORT = 6443
 _POLL_S = 2.0
+_STARTING_S = 15.0
+"""How long an etcd that is just starting is waited for before it counts as broken."""
 _LEAVES = (
     "`gpunodes remove` of this machine (with --dead if it does not respond) removes it from the cluster; "
     "`gpunodes reset` of all control planes at once destroys the cluster: they must all be in the inventory"
@@ -135,7 +137,7 @@ def check_alone(leaving: Collection[str], required: bool, responds: bool = False
     """
     wanted = "a machine that is no member, or the only one, as its running etcd reports"
     try:
-        found = etcd.members()
+        found = etcd.members(0 if required else _STARTING_S)
     except MachineProblem as error:
         if not required or (responds and ledger.load().etcd_restore.get("state") == "stopped"):
             return
