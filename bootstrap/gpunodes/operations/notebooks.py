@@ -183,14 +183,15 @@ def reached(inventory: Inventory, place: Place, port: int, report: Report) -> It
                 f"`{place.command('up')}` waits for it",
             )
         request, token = objects.request_of(place, deployment), api.token(place)
-        pods = api.pods(place)
+        pod = api.pod(place)
         machine = control_planes.used(inventory, api.session).machine
-    if not pods:
-        raise GpunodesError(f"the notebook {place} has no pod", "a pod that is ready", "run the same command again")
+    if not pod:
+        raise GpunodesError(
+            f"the notebook {place} has no pod that is ready", "one that is", "run the same command again"
+        )
     report(f"connecting over {machine.name}")
-    name = str(pods[0]["metadata"]["name"])
     variables = inventory.connection(machine.name)
-    with tunnel.opened(machine, variables, place.namespace, name, notebooks.PORT, port) as opened:
+    with tunnel.opened(machine, variables, place.namespace, pod, notebooks.PORT, port) as opened:
         opened.check("/api")
         yield opened, token, request
 

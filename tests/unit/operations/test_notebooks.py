@@ -86,6 +86,12 @@ def pod(**status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "jupyter-notebook-1"}, "spec": {"nodeName": "gpu-1"}, "status": status}
 
 
+def refused(name: str = "refused", reason: str = "UnexpectedAdmissionError") -> dict[str, Any]:
+    """A pod that its kubelet did not start, or evicted: it stays beside the one that replaced it."""
+    message = "Allocate failed due to no healthy devices present"
+    return {**pod(phase="Failed", reason=reason, message=message), "metadata": {"name": name}}
+
+
 def files_with(text: str, folder: Path) -> list[Path]:
     return [each for each in folder.rglob("*") if each.is_file() and text in each.read_text(errors="replace")]
 
@@ -137,6 +143,34 @@ def test_a_notebook_that_is_not_ready_keeps_its_printed_token(cluster: Cluster) 
     assert "free GPUs" in done.exception.problem.remedy
 
 
+READY = [{"type": "Ready", "status": "True"}]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_pod_that_serves_is_used_not_one_that_failed(cluster: Cluster, place: int) -> None:
+    """The API lists them by their random names."""
+    run("up")
+    ending = {**pod(phase="Running", conditions=READY), "metadata": {"name": "old", "deletionTimestamp": "2026"}}
+    cluster.pods_of = [refused(), refused("evicted", "Evicted"), ending]
+    assert cluster.pod(Place("notebook")) == ""
+    cluster.pods_of.insert(place * 2, pod(phase="Running", conditions=READY))
+    assert cluster.pod(Place("notebook")) == "jupyter-notebook-1"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_reason_is_that_of_the_pod_that_starts(cluster: Cluster, first: bool) -> None:
+    cluster.ready = False
+    deployment = {"metadata": {}, "status": {}}
+    reason = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    waits = pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "message": reason}])
+    cluster.pods_of = [waits, refused()] if first else [refused(), waits]
+    assert cluster.reason(Place("notebook"), deployment) == f"pod jupyter-notebook-1: {reason}"
+    cluster.pods_of = [refused()]
+    assert "pod refused: UnexpectedAdmissionError: Allocate failed due to" in cluster.reason(
+        Place("notebook"), deployment
+    )
+
+
 @pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
 def test_reasons_of_the_cluster_are_one_line(cluster: Cluster, attack: str) -> None:
     cluster.ready = False
@@ -145,6 +179,7 @@ def test_reasons_of_the_cluster_are_one_line(cluster: Cluster, attack: str) -> N
         {"containerStatuses": [{"state": {"waiting": {"reason": attack, "message": attack}}}]},
         {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": attack, "message": attack}}}]},
         {"phase": "Pending"},
+        {"phase": "Failed", "reason": attack, "message": attack},
     ]
     cluster.events = [{"metadata": {"name": "x"}, "reason": attack, "message": attack, "lastTimestamp": attack}]
     place = Place("notebook")
