@@ -169,6 +169,43 @@ def test_an_object_of_others_is_refused(place: Cluster, run: Run) -> None:
     assert place.steps == []
 
 
+OLD = {"name": "old", "path": "/srv/old", "size": "1Gi", "namespaces": ["ml"]}
+
+
+def added(place: Cluster, namespace: str = "ml", server: str = "127.0.0.9") -> None:
+    """A volume of a share that has left the setting."""
+    volume = storage.objects([{**OLD, "namespaces": [namespace]}], server)[0]
+    place.objects[f"/api/v1/persistentvolumes/{volume['metadata']['name']}"] = volume
+
+
+@pytest.mark.parametrize("words", [("up",), ("up", "--dry-run")])
+@pytest.mark.parametrize(
+    ("namespace", "remedy"),
+    [
+        ("ml", "`kubectl delete pvc -n ml old`, then `kubectl delete pv gpunodes-old.ml`"),
+        ("gpunodes-registry", "`gpunodes registry down`"),
+    ],
+)
+def test_a_folder_is_served_while_a_volume_of_it_exists(
+    place: Cluster, run: Run, words: tuple[str, ...], namespace: str, remedy: str
+) -> None:
+    """The export of a share that has left the setting was taken away under the pods that use it."""
+    place.applied()
+    added(place, namespace)
+    code, _, err = run(*words)
+    text = " ".join(err.split())
+    assert code == ExitCode.WRONG_INPUT
+    assert "no longer has the share of 127.0.0.9:/srv/old" in text
+    assert remedy in text
+    assert place.steps == []
+
+
+def test_a_share_of_another_server_may_leave_the_setting(place: Cluster, run: Run) -> None:
+    place.applied()
+    added(place, server="nas2.example")
+    assert run("up")[0] == ExitCode.DONE
+
+
 def test_down_ends_with_the_server_and_names_what_it_removes(place: Cluster, run: Run) -> None:
     place.applied()
     code, out, _ = run("down", "--yes")

@@ -13,7 +13,7 @@ from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Ro
 from gpunodes.operations import phases, switched_off
 from gpunodes.operations.repair.context import Report
 from gpunodes.operations.run import Operation, RunOptions, carry_out
-from gpunodes.operations.storage import findings, server
+from gpunodes.operations.storage import findings, leaving, server
 from gpunodes.operations.storage.objects import connected
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import storage
@@ -41,11 +41,14 @@ def up(inventory: Inventory, view: RunView, report: Report, options: RunOptions)
     """
     value = setting(inventory)
     machine = _server(inventory, value)
-    wanted = storage.objects(value, _address(inventory, machine))
+    address = _address(inventory, machine)
+    wanted = storage.objects(value, address)
     with connected(inventory) as objects:
         objects.check_namespaces(sorted({each["namespace"] for each in storage.claims(value)}))
         present = objects.present(wanted)
-        if wrong := storage.conflicts(wanted, present):
+        # Without a machine that serves, no export is changed.
+        departed = leaving.departed(value, address, objects.own()[0]) if machine else []
+        if wrong := [*storage.conflicts(wanted, present), *departed]:
             raise together(wrong)
         if not options.dry_run and (released := objects.delete_released(present)):
             report("", f"deleted volumes whose claims were deleted: {', '.join(released)}")
