@@ -72,6 +72,7 @@ ACTING = (
     "kubeadm_reset",
     "etcd_member",
     "nfs_unmounted",
+    "nfs_unused",
     "node_removed",
     "prepared",
     "shared_folders",

@@ -144,6 +144,9 @@ def test_each_namespace_gets_a_volume_that_only_its_claim_can_bind() -> None:
     assert volumes[1]["spec"]["nfs"] == {"server": "10.0.0.9", "path": "/srv/scratch"}
     assert storage.claims([OWN]) == [{"namespace": name, "name": "scratch"} for name in ("default", "ml")]
     assert storage.servers([GIVEN, OWN], "10.0.0.9") == ["nas.example", "10.0.0.9"]
+    assert storage.folders([GIVEN, {**OWN, "namespaces": []}], "10.0.0.9") == storage.sources(volumes)
+    assert storage.folders([GIVEN, OWN], "") == ["nas.example:/export/training"]
+    assert {tuple(each["spec"]["accessModes"]) for each in found} == {("ReadWriteMany",)}, "pods on all nodes"
     assert storage.sources(volumes) == ["nas.example:/export/training", "10.0.0.9:/srv/scratch"]
 
 
