@@ -81,7 +81,7 @@ def test_a_link_in_the_place_of_a_new_shared_folder_changes_nothing(
     make = os.mkdir
 
     def replaced(path: str, mode: int = 0o777) -> None:
-        if path == str(folder):
+        if path.startswith(str(folder)):
             Path(path).symlink_to(victim)
         else:
             make(path, mode)
@@ -90,6 +90,28 @@ def test_a_link_in_the_place_of_a_new_shared_folder_changes_nothing(
     with pytest.raises(OSError, match="share"):
         shared_folders.create([str(folder)], check=False)
     assert stat.S_IMODE(victim.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_run_that_is_killed_before_a_folder_has_its_mode_leaves_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """The next one kept the folder, as root's and closed: users of pods could not write."""
+    folder = tmp_path / "srv/share"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shared_folders, "_open_to_all", killed)
+        shared_folders.create([str(folder)], check=False)
+    assert (tmp_path / "srv").exists()
+    if goes_on:
+        shared_folders.create([str(folder)], check=False)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+        assert [each.name for each in folder.parent.iterdir()] == ["share"]
+    shared_folders.remove(check=False)
+    assert not (tmp_path / "srv").exists()
 
 
 def test_mounts_of_a_share_and_of_folders_in_it_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
