@@ -267,6 +267,25 @@ def test_a_notebook_without_shared_storage_is_requested_by_name(cluster: Cluster
     assert "its files end with it" in run("down", "--yes").stdout
 
 
+def test_namespaces_of_a_share_have_homes_of_their_own() -> None:
+    """All have the same folder: notebooks of one name had one home, which both wrote."""
+    homes = set()
+    for place in (Place("notebook"), Place("notebook", "ml"), Place("notebook-a", "b"), Place("notebook", "a-b")):
+        [container] = objects(place, Request("x", storage="s"), TOKEN)[-1]["spec"]["template"]["spec"]["containers"]
+        homes |= {each["subPath"] for each in container["volumeMounts"] if "subPath" in each}
+    assert homes == {"jupyter-notebook.default", "jupyter-notebook.ml", "jupyter-notebook-a.b", "jupyter-notebook.a-b"}
+
+
+def test_down_names_the_home_that_a_notebook_has(cluster: Cluster) -> None:
+    run("up")
+    assert "the folder jupyter-notebook.default of the claim training" in run("down", "--yes").stdout
+    run("up")
+    path = Place("notebook").path("Deployment")
+    text = json.dumps(cluster.objects[path]).replace("jupyter-notebook.default", "jupyter-notebook")
+    cluster.objects[path] = json.loads(text)
+    assert "the folder jupyter-notebook of the claim training" in run("down", "--yes").stdout
+
+
 class Opened:
     """A tunnel that the user ends with Ctrl-C."""
 
@@ -372,5 +391,5 @@ def test_the_pod_is_restricted() -> None:
     assert "gpunodes.dev/sharing" in json.dumps(spec["affinity"]), "several GPUs are whole ones"
     assert "affinity" not in objects(Place("x"), Request("x"), TOKEN)[-1]["spec"]["template"]["spec"]
     home = next(each for each in container["volumeMounts"] if each["name"] == "home")
-    assert home["subPath"] == "jupyter-x"
+    assert home["subPath"] == "jupyter-x.default"
     assert TOKEN not in json.dumps(spec)
