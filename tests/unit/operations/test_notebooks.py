@@ -160,7 +160,7 @@ def test_the_pod_that_serves_is_used_not_one_that_failed(cluster: Cluster, place
 @pytest.mark.parametrize("first", [True, False])
 def test_the_reason_is_that_of_the_pod_that_starts(cluster: Cluster, first: bool) -> None:
     cluster.ready = False
-    deployment = {"metadata": {}, "status": {}}
+    deployment: dict[str, Any] = {"metadata": {}, "status": {}}
     reason = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
     waits = pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "message": reason}])
     cluster.pods_of = [waits, refused()] if first else [refused(), waits]
