@@ -96,7 +96,7 @@ def test_a_writer_goes_on_after_a_reboot_of_the_server(operator: Operator) -> No
 def test_a_frozen_server_is_no_hung_driver(operator: Operator) -> None:
     """The kernel reports programs that write there, one of them named nvidia-smi, as hung after 20 s.
 
-    The workers have no GPU, and the probe starts no nvidia-smi: only the verdict by the kernel's log could be wrong here.
+    The workers have no GPU, and the probe starts no nvidia-smi: only the verdict by the kernel's log could be wrong.
     A probe whose own nvidia-smi waits for NFS is in tests/unit/test_health_nfs.py.
     """
     block = "INPUT -p tcp --dport 2049 -j DROP"
