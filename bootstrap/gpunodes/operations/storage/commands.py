@@ -106,7 +106,7 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
         report(name, why)
     if why := leaving.behind(given, addresses, volumes):
         report("", why)
-    # Those of the setting, too: a share without a claim, or a folder that somebody mounted otherwise, has no volume.
+    # Those of the setting, too: a share without claims, or a folder that a user mounts otherwise, has no volume here.
     mounted = dict.fromkeys([*storage.sources(volumes), *leaving.folders(given, addresses)])
     variables = {"storage_objects": _removed(volumes, claims), "storage_idle_shares": list(mounted)}
     ended = carry_out(DOWN, inventory, nodes, view, replace(options, variables=variables))
