@@ -72,6 +72,7 @@ ACTING = (
     "kubeadm_reset",
     "etcd_member",
     "nfs_unmounted",
+    "nfs_unused",
     "node_removed",
     "prepared",
     "shared_folders",
@@ -400,6 +401,16 @@ WALKS = {
 
 def test_every_playbook_is_walked() -> None:
     assert sorted(WALKS) == PLAYBOOKS
+
+
+def test_a_storage_server_is_asked_for_its_clients_before_it_ends(fleet: Machines) -> None:
+    speak(fleet, ATTACKS[0])
+    given = json.dumps({**SHARES, "nfs_server_state": "absent"})
+    done = played(fleet, "storage_server.yml", "-e", given)
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    asked = [each.partition("/")[2] for each in fleet.asked]
+    assert asked.index("nfs_unused") < asked.index("shared_folders") < asked.index("host_undo")
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(WALKS)))

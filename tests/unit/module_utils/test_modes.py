@@ -1019,6 +1019,7 @@ READING: dict[str, Prepare] = {
     "host_facts": host_facts,
     "kubelet_settings": read_kubelets,
     "nfs_unmounted": lambda _: {"shares": ["nas.example:/export/training"]},
+    "nfs_unused": lambda _: {},
     "os_pending": os_pending,
     "addon_pending": addon_pending,
     "runtime_pending": runtime_pending,
