@@ -1,6 +1,6 @@
-"""The power server: the answers to the autoscaler, and what is done to machines between them.
+"""The power server: the answers to the autoscaler, and what it does between them.
 
-Answers come from memory; an order is written to the cluster before it is carried out, by a thread of its own. So a
+Answers come from memory; an order is written to the cluster before it is carried out (``carrying.py``). So a
 server that was killed goes on where it was: it reads the orders, and repeats those whose end it does not see.
 """
 
@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from gpunodes.autoscale import decisions, emptying, nodes, proof
-from gpunodes.autoscale.decisions import Size, World
-from gpunodes.autoscale.emptying import StillUsed
+from gpunodes.autoscale import decisions, nodes, proof
+from gpunodes.autoscale.carrying import AGAIN_S, Carrier
+from gpunodes.autoscale.decisions import Size
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.orders import Orders
 from gpunodes.autoscale.plan import NodeShape, Plan
-from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
+from gpunodes.autoscale.power import PoweredMachines
 from gpunodes.autoscale.proof import NotProven
 from gpunodes.autoscale.questions import Questions
 from gpunodes.autoscale.state import MachineState, Phase
-from gpunodes.autoscale.store import Overtaken, Store
+from gpunodes.autoscale.store import Store
 from gpunodes.engine.power import PowerState
 from gpunodes.errors import GpunodesError, sentence
 
 log = logging.getLogger(__name__)
-AGAIN_S = 60.0
-"""Seconds after which an order that failed, or a question to a BMC, is repeated."""
 _UNKNOWN = PowerState.UNKNOWN
 _SWITCHED_OFF = "it was switched off by someone else, and stays off until it is switched on"
 
@@ -37,28 +34,17 @@ class NotPossible(GpunodesError):  # noqa: N818 - reads as the sentence it makes
     """The autoscaler asked for what cannot be done now."""
 
 
-class PowerServer:
+class PowerServer(Carrier):
     """All methods may be called from any thread. Those for the autoscaler raise NotPossible."""
 
     def __init__(
         self, plan: Plan, store: Store, machines: PoweredMachines, now: Callable[[], float] = time.time
     ) -> None:
-        self.plan = plan
-        self._store = store
-        self._machines = machines
-        self._now = now
-        self._states: dict[str, MachineState] = {}
-        self._nodes: dict[str, SeenNode] = {}
-        self._mutex = threading.RLock()
-        self._orders = Orders(self._carry_out, AGAIN_S)
+        super().__init__(plan, store, machines, now)
         self._proofs = Orders(self._prove, 0.0, proof.AT_ONCE)
         self._questions = Questions(machines.state, AGAIN_S)
-        self._foreign: set[str] = set()
-        """Machines of whose nodes it was logged that they are of others."""
         self._not_ready: dict[str, float] = {}
         """Since when the node of a machine in service is not ready, by ``now``."""
-        self.overtaken = ""
-        """Why this server must end, "" while it need not."""
 
     # For the autoscaler
 
@@ -215,20 +201,6 @@ class PowerServer:
         for name, each in list(self._nodes.items()):
             self._mark(name, each)
 
-    def _is_own(self, name: str, found: SeenNode) -> bool:
-        """Whether a node is that of the plan's machine with its name; another one is left alone."""
-        if not nodes.is_own(found, self.plan.machines[name]):
-            if name not in self._foreign:
-                log.warning(
-                    "%s: its node is of another machine or was not joined for this: it is left alone; if the machine "
-                    "was reinstalled, run `gpunodes autoscale up`",
-                    name,
-                )
-                self._foreign.add(name)
-            return False
-        self._foreign.discard(name)
-        return True
-
     def _is_left(self, name: str) -> bool:
         """Whether an order of a machine is to be repeated. A start is not: the autoscaler takes another machine."""
         phase = self._states[name].phase
@@ -287,113 +259,3 @@ class PowerServer:
         ]
         self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
         return [name for name in bad if now - self._not_ready[name] >= AGAIN_S]
-
-    # Orders
-
-    def _start(self, names: Sequence[str], reason: str) -> None:
-        self._update(
-            {name: self._changed(self._states[name], Phase.STARTING, reason, used=self._now()) for name in names}
-        )
-        for name in names:
-            self._orders.give(name)
-
-    def _stop(self, changes: Mapping[str, MachineState]) -> None:
-        changed = {}
-        for name, state in changes.items():
-            found = self._nodes.get(name)
-            in_service = found and not found.is_starting and found.node.ready
-            changed[name] = dataclasses.replace(
-                state, saved=found.saved(self.plan.state_bytes) if found and in_service else state.saved
-            )
-        self._update(changed)
-        for name in changed:
-            self._orders.give(name)
-
-    def _carry_out(self, name: str, again: bool) -> None:
-        """Carry out the order that a machine's state is; an order that fails stays, with its error."""
-        with self._mutex:
-            state, found = self._states.get(name), self._nodes.get(name)
-        if state is None:  # it left the plan meanwhile
-            return
-        try:
-            if state.phase is Phase.STARTING:
-                self._machines.switch_on(name, again=again)
-                self._store.event(name, "SwitchedOn", state.reason, warning=False)
-            elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
-                # The state stays as it was while the order fails: its reason is not written twice.
-                last = state
-                if state.phase is Phase.GIVING_UP and found is None:
-                    # Before it is switched off: then nothing shows any more why it did not register.
-                    last = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
-                boot_id = found.node.boot_id if found else ""
-                self._machines.switch_off(
-                    name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
-                )
-                after = decisions.switched_off(last, self._now())
-                self._end(name, state.phase, after)
-                reason = "NeedsJoin" if last.needs_join else "SwitchedOff"
-                self._store.event(name, reason, last.reason, warning=after.phase is Phase.FAILED)
-        except StillUsed as error:
-            log.warning("%s: %s", name, sentence(error))
-            self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
-        except AlreadyOn:
-            self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.ON_WITHOUT_NODE))
-        except Exception as error:  # one odd machine must not end a thread without a word
-            log.warning("%s: %s", name, sentence(error))
-            self._end(name, state.phase, dataclasses.replace(state, error=sentence(error)))
-            if self._orders.failed(name, error, known=bool(state.error)):
-                reason = "NotSwitchedOn" if state.phase is Phase.STARTING else "NotSwitchedOff"
-                self._store.event(name, reason, sentence(error), warning=True)
-            return
-        self._orders.succeeded(name)
-
-    def _empty(self, name: str) -> None:
-        """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""
-        found = self._store.seen_node(name)
-        if found is None:
-            return
-        if not self._is_own(name, found):
-            raise StillUsed("its node is that of another machine")
-        with self._mutex:
-            why = decisions.held(dataclasses.replace(self._world(), nodes={name: found}), name)
-        if why:
-            raise StillUsed(why)
-        emptying.keep_empty(self._store, name)
-
-    def _end(self, name: str, phase: Phase, after: MachineState) -> None:
-        """Write what became of an order, unless the machine has another one by now."""
-        with self._mutex:
-            if self._states[name].phase is not phase:
-                return
-            if after.phase in (Phase.OFF, Phase.FAILED):
-                self._nodes.pop(name, None)
-            try:
-                self._update({name: after})
-            except GpunodesError as error:
-                # It is repeated: what it did is done already.
-                log.warning("%s: %s", name, sentence(error))
-
-    # States
-
-    def _world(self) -> World:
-        return World(self.plan, self._states, self._nodes, self._now())
-
-    def _changed(
-        self, state: MachineState, phase: Phase, reason: str, error: str = "", used: float | None = None
-    ) -> MachineState:
-        now, used = self._now(), state.used if used is None else used
-        served = now if state.phase is Phase.ON else state.served
-        return dataclasses.replace(state, phase=phase, since=now, reason=reason, error=error, used=used, served=served)
-
-    def _update(self, changes: Mapping[str, MachineState]) -> None:
-        """Write states, and know them from then on."""
-        if not changes:
-            return
-        try:
-            self._store.write(changes)
-        except Overtaken as error:
-            self.overtaken = sentence(error)
-            raise
-        self._states.update(changes)
-        for name, each in changes.items():
-            log.info("%s: %s: %s", name, each.phase.value, each.error or each.reason)
