@@ -16,6 +16,7 @@ from gpunodes.autoscale.server import PowerServer
 from gpunodes.autoscale.state import Kubelet, MachineState, Phase
 from gpunodes.autoscale.store import POOL_LABEL, Overtaken
 from gpunodes.engine.cluster.pods import Pod
+from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble
 from gpunodes.repair import switched_off
 from gpunodes.repair.switched_off import Switched
@@ -189,6 +190,8 @@ class MemoryMachines:
         self.refuses: set[str] = set()
         self.trouble = Trouble.REFUSED
         self.refused: list[str] = []
+        self.locked: dict[str, str] = {}
+        """Machines whose Lease another command holds, and its identity there."""
         self.kubelets: dict[str, Kubelet] = {}
         self.orders: list[tuple[str, str]] = []
         self.gate = threading.Event()
@@ -202,6 +205,7 @@ class MemoryMachines:
         return self.kubelets.get(name, Kubelet.SILENT)
 
     def switch_on(self, name: str, *, again: bool) -> None:
+        self._take(name)
         self._check(name)
         if name in self.on and not again:
             raise AlreadyOn(f"{name} is on")
@@ -209,12 +213,17 @@ class MemoryMachines:
         self.on.add(name)
 
     def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        self._take(name)
         self._check(name)
         before()
         assert self.gate.wait(10)
         self.orders.append((name, "off"))
         self.on.discard(name)
         then()
+
+    def _take(self, name: str) -> None:
+        if name in self.locked:
+            raise Held(name, self.locked[name])
 
     def _check(self, name: str) -> None:
         if name in self.refuses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -15,7 +16,11 @@ from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Store
-from gpunodes.errors import sentence
+from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.leases.errors import Held, Lost
+from gpunodes.engine.locks import Taken
+from gpunodes.engine.power import PowerState
+from gpunodes.errors import GpunodesError, sentence
 
 log = logging.getLogger(__name__)
 AGAIN_S = 60.0
@@ -31,11 +36,17 @@ class Carrier(Memory):
         super().__init__(plan, store, now)
         self._machines = machines
         self._orders = Orders(self._carry_out, AGAIN_S)
+        self._before: dict[str, MachineState] = {}
+        """The states of machines before starts that this server ordered, until those have begun."""
+        self._waited: set[str] = set()
+        """Machines that are to be switched off, and that another command held when that was tried."""
 
     def _start(self, names: Sequence[str], reason: str) -> None:
+        before = {name: self._states[name] for name in names}
         self._update(
-            {name: self._changed(self._states[name], Phase.STARTING, reason, used=self._now()) for name in names}
+            {name: self._changed(each, Phase.STARTING, reason, used=self._now()) for name, each in before.items()}
         )
+        self._before.update(before)
         for name in names:
             self._orders.give(name)
 
@@ -59,7 +70,8 @@ class Carrier(Memory):
             return
         try:
             if state.phase is Phase.STARTING:
-                self._machines.switch_on(name, again=again)
+                # What was begun before may be repeated; else a machine that is on is someone else's.
+                self._machines.switch_on(name, again=again and name not in self._before)
                 self._store.event(name, "SwitchedOn", state.reason, warning=False)
             elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
                 # The state stays as it was while the order fails: its reason is not written twice.
@@ -79,15 +91,50 @@ class Carrier(Memory):
             log.warning("%s: %s", name, sentence(error))
             self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
         except AlreadyOn:
-            self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.ON_WITHOUT_NODE))
+            self._end(name, state.phase, self._changed(state, Phase.LEFT_ALONE, decisions.ON_WITHOUT_NODE))
+        except (Held, Taken, Lost, NoResponse) as problem:
+            self._not_now(name, state, problem)
+            return
         except Exception as error:  # one odd machine must not end a thread without a word
             log.warning("%s: %s", name, sentence(error))
             self._end(name, state.phase, dataclasses.replace(state, error=sentence(error)))
             if self._orders.failed(name, error, known=bool(state.error)):
                 reason = "NotSwitchedOn" if state.phase is Phase.STARTING else "NotSwitchedOff"
                 self._store.event(name, reason, sentence(error), warning=True)
+            self._before.pop(name, None)
             return
+        self._before.pop(name, None)
+        self._waited.discard(name)
         self._orders.succeeded(name)
+
+    def _not_now(self, name: str, state: MachineState, problem: GpunodesError) -> None:
+        """Another command holds the machine, or the API does not respond: that is no failure of the machine.
+
+        An order that was begun waits for the lock. A start that was not is withdrawn: the autoscaler, which sees the
+        pool become smaller, takes another machine. One that is on by now is left to the other command.
+        """
+        why = sentence(problem)
+        log.warning("%s: not now: %s", name, why)
+        before = self._before.get(name)
+        if state.phase is Phase.STARTING and before and isinstance(problem, Held | Taken):
+            after = dataclasses.replace(before, reason=f"not now: {why}")
+            if self._is_on(name):
+                after = self._changed(before, Phase.LEFT_ALONE, f"someone else switches it on: {why}")
+            with self._mutex:
+                self._locked[name] = (self._now() + AGAIN_S, why)
+                self._end(name, state.phase, after)
+            self._before.pop(name, None)
+            return
+        self._orders.postpone(name)
+        if state.phase is not Phase.STARTING:
+            self._waited.add(name)
+            if state.error != why and not isinstance(problem, NoResponse):
+                self._end(name, state.phase, dataclasses.replace(state, error=why))
+
+    def _is_on(self, name: str) -> bool:
+        with contextlib.suppress(GpunodesError):
+            return self._machines.state(name) is PowerState.ON
+        return False
 
     def _empty(self, name: str) -> None:
         """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""
@@ -98,6 +145,8 @@ class Carrier(Memory):
             raise StillUsed("its node is that of another machine")
         with self._mutex:
             why = decisions.held(dataclasses.replace(self._world(), nodes={name: found}), name)
+            if found.node.ready and name in self._waited and self._states[name].phase is Phase.GIVING_UP:
+                why = "someone else worked on it until its node was ready"
         if why:
             raise StillUsed(why)
         emptying.keep_empty(self._store, name)

@@ -23,6 +23,7 @@ or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet"
 _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
+FOUND_OFF = "it was found off, without a node"
 _DOING = {
     Phase.STARTING: "it was being switched on",
     Phase.STOPPING: "it was being switched off",
@@ -41,6 +42,8 @@ class World:
     nodes: Mapping[str, SeenNode] = field(default_factory=dict)
     """The nodes of the plan's machines, by name."""
     now: float = 0.0
+    locked: Mapping[str, str] = field(default_factory=dict)
+    """Machines that other commands have just held, and which ones."""
 
     def phase(self, name: str) -> Phase | None:
         """The phase of a machine; None if it is not yet known."""
@@ -79,18 +82,23 @@ def unusable(world: World, name: str) -> str:
     state, found = world.states.get(name), world.nodes.get(name)
     if state is None:
         return "its power state is not yet known"
-    if state.phase is Phase.BY_HAND:
+    if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
         return state.reason
-    if state.needs_join and found is None:
-        return state.error or state.reason
     # While it is given up it may be on: it gets an order again when its BMC has shown that it is off.
     waits = state.phase is Phase.FAILED and world.now - state.since < RETRY_S
-    if state.phase is Phase.GIVING_UP or waits:
+    if state.phase is Phase.GIVING_UP or waits or (state.needs_join and found is None):
         return state.error or state.reason
+    return held(world, name) if found else _unusable_off(world, name, state)
+
+
+def _unusable_off(world: World, name: str, state: MachineState) -> str:
+    """As ``unusable``, of a machine without a node."""
+    if name in world.locked:
+        return world.locked[name]
     marks = state.saved.annotations if state.saved else {}
-    if found is None and "gpunodes.dev/needs-repair" in marks:
+    if "gpunodes.dev/needs-repair" in marks:
         return f"needs repair: {marks['gpunodes.dev/needs-repair']}"
-    return held(world, name)
+    return ""
 
 
 def held(world: World, name: str) -> str:
@@ -156,12 +164,9 @@ def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, Mach
         if name in world.nodes:
             yield name, MachineState(Phase.ON, world.now, "it has a node", used=world.now, served=world.now)
         elif name in is_on and not is_on[name]:
-            yield name, MachineState(Phase.OFF, world.now, "it was found off, without a node", used=world.now)
+            yield name, MachineState(Phase.OFF, world.now, FOUND_OFF, used=world.now)
         elif name in is_on:
-            yield (
-                name,
-                MachineState(Phase.BY_HAND, world.now, ON_WITHOUT_NODE),
-            )
+            yield name, MachineState(Phase.LEFT_ALONE, world.now, ON_WITHOUT_NODE)
 
 
 def observed(world: World, name: str) -> MachineState:
@@ -176,7 +181,7 @@ def observed(world: World, name: str) -> MachineState:
     reason = ""
     if state.phase is Phase.STARTING and not found.is_starting and not nodes.not_in_service(found, _resources(state)):
         reason = "its node is in service"
-    elif state.phase in (Phase.OFF, Phase.FAILED, Phase.BY_HAND) and found.node.ready:
+    elif state.phase in (Phase.OFF, Phase.FAILED, Phase.BY_HAND, Phase.LEFT_ALONE) and found.node.ready:
         reason = "switched on by someone else"
     if reason:
         now = world.now

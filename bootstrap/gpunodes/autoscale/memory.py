@@ -28,6 +28,8 @@ class Memory:
         self._states: dict[str, MachineState] = {}
         self._nodes: dict[str, SeenNode] = {}
         self._mutex = threading.RLock()
+        self._locked: dict[str, tuple[float, str]] = {}
+        """Machines that other commands held: until when they are not tried, and which command it was."""
         self._foreign: set[str] = set()
         """Machines of whose nodes it was logged that they are of others."""
         self.overtaken = ""
@@ -61,7 +63,9 @@ class Memory:
                 log.warning("%s: %s", name, sentence(error))
 
     def _world(self) -> World:
-        return World(self.plan, self._states, self._nodes, self._now())
+        now = self._now()
+        locked = {name: why for name, (until, why) in self._locked.items() if now < until}
+        return World(self.plan, self._states, self._nodes, now, locked)
 
     def _changed(
         self, state: MachineState, phase: Phase, reason: str, error: str = "", used: float | None = None

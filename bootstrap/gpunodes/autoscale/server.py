@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gpunodes.autoscale import decisions, nodes, proof
 from gpunodes.autoscale.carrying import AGAIN_S, Carrier
@@ -120,7 +120,7 @@ class PowerServer(Carrier):
                 elif state.phase is Phase.STARTING:
                     why = state.error or f"it had no node with all GPUs within {self.plan.boot_s:.0f} s"
                     changes[name] = self._changed(state, Phase.GIVING_UP, why)
-                elif state.phase is Phase.BY_HAND:
+                elif state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
                     raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
             self._stop(changes)
 
@@ -174,14 +174,7 @@ class PowerServer(Carrier):
             self._nodes = {
                 name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
             }
-            unknown = [name for name in self.plan.machines if name not in self._states and name not in found]
-            lost = self._lost()
-            answers = self._questions.answers({*unknown, *lost})
-            known = {name: answers[name] for name in unknown if answers.get(name, _UNKNOWN) is not _UNKNOWN}
-            is_on = {name: answer is PowerState.ON for name, answer in known.items()}
-            self._update(dict(decisions.adopted(self._world(), is_on)))
-            off = [name for name in lost if answers.get(name) is PowerState.OFF]
-            self._update({name: self._changed(self._states[name], Phase.BY_HAND, _SWITCHED_OFF) for name in off})
+            self._ask(found)
             world = self._world()
             self._update({
                 name: after
@@ -200,6 +193,25 @@ class PowerServer(Carrier):
             self._orders.give(name, again=True)
         for name, each in list(self._nodes.items()):
             self._mark(name, each)
+
+    def _ask(self, found: Collection[str]) -> None:
+        """Ask BMCs about machines whose nodes do not show whether they are on; ``found`` are the names of all nodes."""
+        unknown = [name for name in self.plan.machines if name not in self._states and name not in found]
+        alone = [name for name in self._in_phase(Phase.LEFT_ALONE) if name not in found]
+        lost = self._lost()
+        answers = self._questions.answers({*unknown, *lost, *alone})
+        known = {name: answers[name] for name in unknown if answers.get(name, _UNKNOWN) is not _UNKNOWN}
+        is_on = {name: answer is PowerState.ON for name, answer in known.items()}
+        self._update(dict(decisions.adopted(self._world(), is_on)))
+        for names, phase, why in (
+            (lost, Phase.BY_HAND, _SWITCHED_OFF),
+            (alone, Phase.OFF, decisions.FOUND_OFF),
+        ):
+            off = [name for name in names if answers.get(name) is PowerState.OFF]
+            self._update({name: self._changed(self._states[name], phase, why) for name in off})
+
+    def _in_phase(self, phase: Phase) -> list[str]:
+        return [name for name, each in self._states.items() if each.phase is phase]
 
     def _is_left(self, name: str) -> bool:
         """Whether an order of a machine is to be repeated. A start is not: the autoscaler takes another machine."""

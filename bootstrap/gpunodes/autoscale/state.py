@@ -37,6 +37,8 @@ class Phase(StrEnum):
     """It was given up, and is off; ``since`` then. It is tried again later."""
     BY_HAND = "by-hand"
     """Someone else switched it off: it stays off until someone switches it on."""
+    LEFT_ALONE = "left-alone"
+    """Someone else switched it on: nothing is done to it until its node is ready, or it is off."""
 
 
 COUNTED = frozenset({Phase.STARTING, Phase.ON, Phase.BY_HAND})

@@ -53,11 +53,16 @@ def test_a_machine_that_is_on_without_a_node_is_left_alone() -> None:
     site = Site(parsed(THREE, POOLS))
     site.machines.on.add("w3")
     site.server.increase("t4", 1)
-    site.settle({"w3": Phase.BY_HAND})
+    site.settle({"w3": Phase.LEFT_ALONE})
     assert not site.machines.orders
     assert site.server.size("t4").most == 0
     with pytest.raises(NotPossible, match="0 machines"):
         site.server.increase("t4", 1)
+    # Someone switched it off, as its reason proposes.
+    site.machines.on.discard("w3")
+    site.server._questions._asked.clear()
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.OFF)
+    assert site.server.size("t4").most == 1
 
 
 def test_a_machine_boots_and_serves_when_it_offers_all_its_gpus(site: Site) -> None:
