@@ -46,6 +46,7 @@ _OPTIONS = {
     "scale-down-delay-after-add": "2s",
     "scale-down-unready-time": "20s",
     "max-node-provision-time": "40s",
+    "max-total-unready-percentage": "100",
     "skip-nodes-with-system-pods": "false",
     "v": "2",
 }

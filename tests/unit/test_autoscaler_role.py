@@ -162,6 +162,8 @@ def test_the_autoscaler_gets_the_times_of_the_settings() -> None:
         "--scale-down-delay-after-add=60s",
         "--scale-down-unready-time=900s",
         "--unremovable-node-recheck-timeout=60s",
+        # Machines that users switched off must not stop it, however many.
+        "--max-total-unready-percentage=100",
         "--max-graceful-termination-sec=120",
         "--skip-nodes-with-system-pods=false",
     }

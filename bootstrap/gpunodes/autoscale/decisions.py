@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
-from gpunodes.autoscale.state import COUNTED, Kubelet, MachineState, Phase
+from gpunodes.autoscale.state import COUNTED, SYSTEM_LABELS, Kubelet, MachineState, Phase
 from gpunodes.planner import node_templates
 
 RETRY_S = 1800.0
@@ -147,13 +147,19 @@ def unused(world: World) -> list[str]:
 
 
 def template(world: World, pool: str) -> NodeShape:
-    """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned."""
+    """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned.
+
+    Machines of several architectures have no label of it. Of nodes that an earlier release saw, none is known.
+    """
     planned = world.plan.pools[pool]
     states = (world.states.get(name) for name in world.plan.of_pool[pool])
     seen = [state.saved.shape for state in states if state and state.saved and state.saved.shape.capacity]
-    if not seen:
-        return planned.template
-    return node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
+    found = planned.template
+    if seen:
+        found = node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
+    known = {key for each in (*seen, planned.template) for key in each.labels}
+    default = {key: text for key, text in SYSTEM_LABELS.items() if key not in known}
+    return NodeShape({**default, **found.labels}, found.taints, found.capacity)
 
 
 def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, MachineState]]:

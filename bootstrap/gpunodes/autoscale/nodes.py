@@ -9,7 +9,7 @@ from typing import Any
 
 from gpunodes.ansible.module_utils import devices
 from gpunodes.autoscale.plan import NodeShape, PlannedMachine
-from gpunodes.autoscale.state import MOST_REST, SavedNode
+from gpunodes.autoscale.state import MOST_REST, SYSTEM_LABELS, SavedNode
 from gpunodes.engine.cluster import nodes
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.identity.matcher import Matcher
@@ -70,7 +70,11 @@ class SeenNode:
 
     def saved(self, most: int) -> SavedNode:
         """What is given back to it when it registers anew, as far as a state of ``most`` bytes has room for it."""
-        labels = {key: text for key, text in self.labels.items() if not key.startswith(_LABELS_OF_OTHERS)}
+        labels = {
+            key: text
+            for key, text in self.labels.items()
+            if key in SYSTEM_LABELS or not key.startswith(_LABELS_OF_OTHERS)
+        }
         notes = {key: text for key, text in self.annotations.items() if not key.startswith(_ANNOTATIONS_OF_OTHERS)}
         taints = [
             dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING, STOPPING))

@@ -18,6 +18,13 @@ _MAX_TEXT = 200
 MOST_REST = 2 * _MAX_TEXT + 200
 """Bytes of a state without what is saved of its node."""
 _MOST_NAMES = 500
+_OS, _ARCHITECTURE = "kubernetes.io/os", "kubernetes.io/arch"
+SYSTEM_LABELS = {
+    name: text
+    for prefix in ("", "beta.")
+    for name, text in ((f"{prefix}{_OS}", "linux"), (f"{prefix}{_ARCHITECTURE}", "amd64"))
+}
+"""Labels of the kubelet by which pods, those of DaemonSets above all, select nodes; their values if none are known."""
 
 
 class Phase(StrEnum):
@@ -83,6 +90,8 @@ class SavedNode:
 
 
 def _rank(key: str) -> int:
+    if key in SYSTEM_LABELS:
+        return 0
     prefixes = ("gpunodes.dev/", "nvidia.com/")
     return next((number for number, prefix in enumerate(prefixes) if key.startswith(prefix)), len(prefixes))
 

@@ -644,8 +644,24 @@ def test_a_template_is_what_all_machines_of_a_pool_have_in_common(site: Site) ->
     in_service(site, "w1", gpus=4, labels={"rack": "r1", "app": "x"})
     in_service(site, "w2", gpus=8, labels={"rack": "r1"})
     found = site.server.template("h100")
-    assert found.labels == {"gpunodes.dev/pool": "h100", "rack": "r1"}
+    assert found.labels == {"gpunodes.dev/pool": "h100", "rack": "r1", **state.SYSTEM_LABELS}
     assert found.capacity[GPU] == "4"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"), [(None, None, "amd64"), ("arm64", "arm64", "arm64"), ("arm64", "amd64", None)]
+)
+def test_a_template_has_the_system_by_which_pods_select_nodes(
+    site: Site, first: str | None, second: str | None, wanted: str | None
+) -> None:
+    """Pods with such a nodeSelector started nothing, and DaemonSets with it were not counted."""
+    for name, text in (("w1", first), ("w2", second)):
+        if text:
+            in_service(site, name, labels={"kubernetes.io/arch": text, "kubernetes.io/os": "linux"})
+    found = site.server.template("h100").labels
+    assert found["kubernetes.io/os"] == "linux"
+    assert found.get("kubernetes.io/arch") == wanted
+    assert "kubernetes.io/hostname" not in found
 
 
 def test_a_plan_of_an_earlier_release_has_no_machine_id() -> None:
