@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from gpunodes.autoscale import decisions, emptying
+from gpunodes.autoscale import decisions, emptying, nodes
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.memory import Memory
 from gpunodes.autoscale.orders import Orders
@@ -89,6 +89,7 @@ class Carrier(Memory):
                 self._store.event(name, reason, last.reason, warning=after.phase is Phase.FAILED)
         except StillUsed as error:
             log.warning("%s: %s", name, sentence(error))
+            self._give_back(name)
             self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
         except AlreadyOn:
             self._end(name, state.phase, self._changed(state, Phase.LEFT_ALONE, decisions.ON_WITHOUT_NODE))
@@ -135,6 +136,13 @@ class Carrier(Memory):
         with contextlib.suppress(GpunodesError):
             return self._machines.state(name) is PowerState.ON
         return False
+
+    def _give_back(self, name: str) -> None:
+        """Let pods return to a node that stays."""
+        with self._mutex:
+            machine = self.plan.machines[name]
+        with contextlib.suppress(GpunodesError):
+            self._store.change(name, lambda node: nodes.stays(node) if nodes.is_own(node, machine) else None)
 
     def _empty(self, name: str) -> None:
         """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
-from gpunodes.autoscale.state import COUNTED, SYSTEM_LABELS, Kubelet, MachineState, Phase
+from gpunodes.autoscale.state import SYSTEM_LABELS, Kubelet, MachineState, Phase
 from gpunodes.planner import node_templates
 
 RETRY_S = 1800.0
@@ -65,16 +65,27 @@ def size(world: World, pool: str) -> Size:
     planned = world.plan.pools[pool]
     names = world.plan.of_pool[pool]
     target = sum(is_counted(world, name) for name in names)
-    usable = sum(not unusable(world, name) for name in names)
-    most = min(planned.most, usable)
+    most = min(planned.most, target + len(to_start(world, pool, len(names))))
     # A limit below the target would have the autoscaler do nothing at all with the pool.
     return Size(min(planned.least, most), max(most, target), target)
 
 
 def is_counted(world: World, name: str) -> bool:
-    """Whether a machine counts in the size of its pool: it is starting, or has a node."""
+    """Whether a machine counts in the size of its pool: it is starting, or in service, and in no need of repair."""
     phase = world.phase(name)
-    return phase is Phase.STARTING or (phase in COUNTED and name in world.nodes)
+    return not is_apart(world, name) and (phase is Phase.STARTING or (phase is Phase.ON and name in world.nodes))
+
+
+def is_apart(world: World, name: str) -> bool:
+    """Whether a node is in no pool for the autoscaler: it needs repair, or someone else switched its machine.
+
+    The autoscaler waits for as many nodes as a pool's size is larger than the number of its nodes (clusterstate.go,
+    GetUpcomingNodes): with one that the size does not count, it would have a second machine switched on for one pod.
+    """
+    found = world.nodes.get(name)
+    return found is not None and (
+        bool(found.node.needs_repair) or world.phase(name) in (Phase.BY_HAND, Phase.LEFT_ALONE)
+    )
 
 
 def unusable(world: World, name: str) -> str:

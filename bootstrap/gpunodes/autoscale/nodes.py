@@ -145,9 +145,10 @@ def stopping(found: SeenNode) -> Patch | None:
     return {"spec": {"taints": [*map(dict, found.taints), {"key": STOPPING, "effect": "NoSchedule"}]}}
 
 
-def stays(found: SeenNode) -> Patch:
-    """The patch that undoes ``stopping``."""
-    return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STOPPING]}}
+def stays(found: SeenNode) -> Patch | None:
+    """The patch that undoes ``stopping`` and the taints of the autoscaler, which it lifts only when it starts anew."""
+    left = [dict(each) for each in found.taints if each["key"] not in (STOPPING, *_OF_AUTOSCALER)]
+    return {"spec": {"taints": left}} if len(left) < len(found.taints) else None
 
 
 def lifted(found: SeenNode, boot_id: str) -> Patch | None:

@@ -55,6 +55,12 @@ class PowerServer(Carrier):
             return decisions.size(self._world(), pool)
 
     def pool_of(self, provider: str, node: str = "") -> str:
+        """As ``planned_pool``, and "" for a node that is apart from its pool."""
+        with self._mutex:
+            is_apart = decisions.is_apart(self._world(), provider.removeprefix(nodes.PROVIDER))
+            return "" if is_apart else self.planned_pool(provider, node)
+
+    def planned_pool(self, provider: str, node: str = "") -> str:
         """The pool of a node with a provider id, "" for a node of no pool that scales.
 
         Root on a node may give it the provider id of another machine, which would be switched off with it. Of an
@@ -110,9 +116,11 @@ class PowerServer(Carrier):
             world, changes = self._world(), {}
             for provider in providers:
                 name = provider.removeprefix(nodes.PROVIDER)
-                if self.pool_of(provider) != pool or name not in self._states:
+                if self.planned_pool(provider) != pool or name not in self._states:
                     raise NotPossible(f"{provider} is no machine of the pool {pool}", "", "")
                 state = self._states[name]
+                if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
+                    raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
                 if why := decisions.held(world, name):
                     raise NotPossible(f"{name} stays on: {why}", "a node that nobody holds", "")
                 if state.phase is Phase.ON:
@@ -120,8 +128,6 @@ class PowerServer(Carrier):
                 elif state.phase is Phase.STARTING:
                     why = state.error or f"it had no node with all GPUs within {self.plan.boot_s:.0f} s"
                     changes[name] = self._changed(state, Phase.GIVING_UP, why)
-                elif state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
-                    raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
             self._stop(changes)
 
     def decrease(self, pool: str, count: int) -> None:
@@ -234,6 +240,8 @@ class PowerServer(Carrier):
             serves = found.is_starting and not nodes.not_in_service(found, expected)
             if serves and self._proofs.is_due(name, once=False):
                 self._proofs.give(name, again=True)
+            if state.phase is Phase.ON and any(each["key"] == nodes.STOPPING for each in found.taints):
+                self._give_back(name)
             if nodes.kept_on(found, why):
                 self._store.change(name, lambda node: nodes.kept_on(node, why))
         except GpunodesError as error:

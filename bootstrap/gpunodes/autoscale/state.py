@@ -48,10 +48,6 @@ class Phase(StrEnum):
     """Someone else switched it on: nothing is done to it until its node is ready, or it is off."""
 
 
-COUNTED = frozenset({Phase.STARTING, Phase.ON, Phase.BY_HAND})
-"""Phases in which a machine counts in the size of its pool, if it is starting or has a node."""
-
-
 class Kubelet(StrEnum):
     """What the network shows of a machine's kubelet."""
 

@@ -418,6 +418,49 @@ def test_a_node_that_others_hold_stays_on(site: Site, annotations: dict[str, str
     assert nodes.DISABLED not in site.store.objects["w1"]["metadata"]["annotations"]
 
 
+def test_a_node_that_needs_repair_takes_no_place_in_its_pool() -> None:
+    """The pool has one place: the machine with the unhealthy GPU kept it, and the other one never started."""
+    site = Site(parsed({"w1": "h100", "w2": "h100"}, {"h100": (1, 1, 50)}))
+    in_service(site, "w1")
+    site.store.objects["w1"]["metadata"]["annotations"]["gpunodes.dev/needs-repair"] = "GPU 3"
+    site.look()
+    assert site.server.size("h100") == decisions.Size(1, 1, 0), "also its min is not met by it"
+    assert not site.server.instances("h100")
+    assert site.server.pool_of("gpunodes://w1", "w1") == "", "the autoscaler would wait for one node less"
+    site.server.increase("h100", 1)
+    site.settle({"w2": Phase.STARTING})
+    site.boots("w2")
+    looks(site)
+    assert site.server.size("h100") == decisions.Size(1, 1, 1)
+    del site.store.objects["w1"]["metadata"]["annotations"]["gpunodes.dev/needs-repair"]
+    site.look()
+    assert site.server.size("h100") == decisions.Size(1, 2, 2)
+    assert site.server.pool_of("gpunodes://w1", "w1") == "h100"
+
+
+def test_a_machine_that_someone_switched_off_takes_no_place_in_its_pool() -> None:
+    site = Site(parsed({"w1": "h100", "w2": "h100"}, {"h100": (1, 1, 50)}), on={"w1"})
+    site.machines.on.discard("w1")
+    site.store.objects["w1"]["status"]["conditions"][0]["status"] = "Unknown"
+    site.look()
+    site.time += 61
+    site.server._questions._asked.clear()
+    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
+    assert site.server.size("h100") == decisions.Size(1, 1, 0)
+    assert site.server.pool_of("gpunodes://w1", "w1") == ""
+    site.server.increase("h100", 1)
+    site.settle({"w2": Phase.STARTING})
+
+
+def test_a_machine_in_maintenance_counts_and_leaves_places_to_others() -> None:
+    """The limit of the pool was that of the machines that nobody holds: the second place was never taken."""
+    site = Site(parsed({"w1": "h100", "w2": "h100"}, {"h100": (0, 2, 50)}), on={"w1"})
+    note = {"gpunodes.dev/maintenance": '{"reason": "new disk", "by": "a@b"}'}
+    site.store.objects["w1"]["metadata"]["annotations"] |= note
+    site.look()
+    assert site.server.size("h100") == decisions.Size(0, 2, 1)
+
+
 def test_an_annotation_of_a_user_stays(site: Site) -> None:
     in_service(site, "w1", annotations={nodes.DISABLED: "true"})
     site.look()
@@ -514,11 +557,14 @@ def test_a_machine_with_pods_is_not_switched_off(site: Site) -> None:
     pods = [Pod("kube-system", "ds", "1", "DaemonSet", mirror=False, finished=False, ending=False)]
     job = Pod("team", "job-1", "2", "Job", mirror=False, finished=False, ending=False)
     site.store.pods["w1"] = [*pods, job]
+    # The autoscaler lifts its own only when it starts anew: the node would stay, and take no pods.
+    mine = [{"key": key, "effect": "NoSchedule"} for key in ("ToBeDeletedByClusterAutoscaler", "team")]
+    site.store.objects["w1"]["spec"]["taints"] += mine
     site.server.delete("h100", ["gpunodes://w1"])
     site.until(lambda: "team/job-1" in site.store.states()["w1"].reason)
     assert site.phases()["w1"] is Phase.ON
     assert site.machines.orders == [("w1", "on")]
-    assert not site.store.objects["w1"]["spec"]["taints"]
+    assert [each["key"] for each in site.store.objects["w1"]["spec"]["taints"]] == ["team"]
     site.store.pods["w1"] = pods
     site.server.delete("h100", ["gpunodes://w1"])
     site.settle({"w1": Phase.OFF})
@@ -528,8 +574,10 @@ def test_what_a_user_does_meanwhile_keeps_it_on(site: Site) -> None:
     in_service(site, "w1")
     note = {"gpunodes.dev/maintenance": '{"reason": "new disk", "by": "a@b"}'}
     site.store.objects["w1"]["metadata"]["annotations"] |= note  # after the server's last look
+    site.store.objects["w1"]["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
     site.server.delete("h100", ["gpunodes://w1"])
     site.until(lambda: "new disk" in site.store.states()["w1"].reason)
+    assert not site.store.objects["w1"]["spec"]["taints"]
     assert site.phases()["w1"] is Phase.ON
     assert site.machines.orders == [("w1", "on")]
 
