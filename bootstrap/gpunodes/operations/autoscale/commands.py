@@ -101,7 +101,7 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
     with _connected(fleet, "autoscale up") as (objects, _):
         nodes = objects.seen_nodes()
         states = objects.states(create=False)
-        gathered = gather(fleet, objects, nodes, states)
+        gathered = gather(fleet, objects, nodes, states, removal.planned(objects))
         found = plans.parse(dict(gathered.plan))
         if dry_run:
             pools, machines = _pools(found, nodes), _machines(found, nodes, states)

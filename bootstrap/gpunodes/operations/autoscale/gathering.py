@@ -9,13 +9,14 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.autoscale.nodes import SeenNode
-from gpunodes.autoscale.plan import bytes_of_one
+from gpunodes.autoscale.plan import Plan, PlannedMachine, bytes_of_one
 from gpunodes.autoscale.state import MachineState
 from gpunodes.engine import identities
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import InventoryFleet, match_nodes
 from gpunodes.engine.power import kinds
 from gpunodes.errors import WrongInput, together
+from gpunodes.identity.model import MachineIdentity, NodeIdentity
 from gpunodes.model import Machine, Role
 from gpunodes.operations.autoscale.jumps import Jumps
 from gpunodes.planner import autoscale
@@ -51,9 +52,16 @@ def cluster_settings(fleet: InventoryFleet) -> Mapping[str, Any]:
 
 
 def gather(
-    fleet: InventoryFleet, cluster: Cluster, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
+    fleet: InventoryFleet,
+    cluster: Cluster,
+    nodes: Mapping[str, SeenNode],
+    states: Mapping[str, MachineState],
+    last: Plan | None,
 ) -> Gathered:
-    """Read what the power server must know; raises WrongInput for every machine that it cannot switch, at once."""
+    """Read what the power server must know; raises WrongInput for every machine that it cannot switch, at once.
+
+    ``last`` is the present plan: another controller may have made it, which knew more of the machines.
+    """
     given = cluster_settings(fleet)
     pools = scaled(given["gpunodes_pools"])
     machines = {
@@ -67,8 +75,10 @@ def gather(
     found = []
     for name, machine in machines.items():
         match, own = matches[name], known[name]
-        # The node of a machine that is off was deleted; its name was recorded.
-        node = match.node.name if match.node else own.hostname if own.hostname in states else ""
+        # The node of a machine that is off was deleted; its name was recorded, or is that of the machine.
+        off = own.hostname or name.lower()
+        node = match.node.name if match.node else off if off in states else ""
+        own = _identity(own, last.machines.get(node) if last else None, match.node)
         if match.contradiction:
             raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
         rendered = fleet.inventory.rendered(name, "gpunodes_bmc_", "gpunodes_node_taints")
@@ -97,6 +107,19 @@ def gather(
         passwords | jumps.keys,
         {each.node: machines[each.name] for each in found},
     )
+
+
+def _identity(own: MachineIdentity, planned: PlannedMachine | None, node: NodeIdentity | None) -> MachineIdentity:
+    """The recorded identity of a machine; if this controller recorded none, that of the present plan or of its node."""
+    if own.system_uuid or own.serial or own.macs:
+        return own
+    machine_id = own.machine_id or (node.machine_id if node else "")
+    known = planned.identity if planned else MachineIdentity("")
+    # A node of another board is newer than the plan.
+    uuids = {known.system_uuid.lower(), node.system_uuid.lower() if node else ""} - {""}
+    if (known.system_uuid or known.serial or known.macs) and len(uuids) <= 1:
+        return replace(known, name=own.name, machine_id=machine_id or known.machine_id)
+    return replace(own, machine_id=machine_id, system_uuid=node.system_uuid if node else "")
 
 
 def _template(node: SeenNode | None, state: MachineState | None, most: int) -> dict[str, Any] | None:
