@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunodes.autoscale import nodes, plan, state
+from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import STARTING, SeenNode
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn
@@ -89,6 +90,7 @@ def node_object(name: str, *, gpus: int = 2, starting: bool = False, ready: bool
             "allocatable": {"cpu": "7500m", "memory": "60Gi", "pods": "110", GPU: str(gpus)},
             "nodeInfo": {
                 "bootID": f"boot-{name}",
+                "kubeletVersion": more.get("kubelet", "v1.36.3"),
                 "systemUUID": more.get("uuid", uuid(name)),
                 "machineID": more.get("machine_id", machine_id(name)),
             },
@@ -111,6 +113,20 @@ class MemoryStore:
         self.events: list[tuple[str, str, str]] = []
         self.writes: list[dict[str, str]] = []
         self._read = 0
+        self.off: dict[str, KeptOff] = {}
+        self.api_server = "v1.36.3"
+
+    def api_version(self) -> str:
+        return self.api_server
+
+    def kept_off(self) -> dict[str, KeptOff]:
+        return dict(self.off)
+
+    def keep_off(self, name: str, made: KeptOff | None) -> None:
+        if made:
+            self.off[name] = made
+        else:
+            self.off.pop(name, None)
 
     def states(self) -> dict[str, MachineState]:
         self._read = self.version
@@ -204,8 +220,9 @@ class MemoryMachines:
     def kubelet(self, name: str) -> Kubelet:
         return self.kubelets.get(name, Kubelet.SILENT)
 
-    def switch_on(self, name: str, *, again: bool) -> None:
+    def switch_on(self, name: str, before: Callable[[], None], *, again: bool) -> None:
         self._take(name)
+        before()
         self._check(name)
         if name in self.on and not again:
             raise AlreadyOn(f"{name} is on")

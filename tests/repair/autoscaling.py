@@ -79,7 +79,8 @@ class SimulatedMachines:
     def kubelet(self, name: str) -> Kubelet:
         return Kubelet.DOWN if name in self.dead else Kubelet.RUNS
 
-    def switch_on(self, name: str, *, again: bool) -> None:
+    def switch_on(self, name: str, before: Callable[[], None], *, again: bool) -> None:
+        before()
         self._check(name)
         with self._mutex:
             if name in self.on and not again:

@@ -100,6 +100,7 @@ def test_its_account_may_not_read_secrets_and_little_else() -> None:
     assert own == {
         "configmaps": {"create", "list", "watch"},
         "configmaps=gpunodes-autoscaler-state": {"get", "update", "patch"},
+        "configmaps=gpunodes-kept-off": {"get", "patch"},
         "configmaps=cluster-autoscaler-status": {"get", "update", "delete"},
         "configmaps=cluster-autoscaler-priority-expander": {"get", "update", "delete"},
         "leases": {"get", "list", "create", "update", "delete"},

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpunodes.autoscale import decisions, emptying, nodes
 from gpunodes.autoscale.emptying import StillUsed
+from gpunodes.autoscale.kept_off import StaysOff
 from gpunodes.autoscale.memory import Memory
 from gpunodes.autoscale.orders import Orders
 from gpunodes.autoscale.plan import Plan
-from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
+from gpunodes.autoscale.power import AlreadyOn, PoweredMachines, is_woken
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Store
 from gpunodes.engine.cluster.errors import NoResponse
@@ -38,6 +39,8 @@ class Carrier(Memory):
         self._orders = Orders(self._carry_out, AGAIN_S)
         self._before: dict[str, MachineState] = {}
         """The states of machines before starts that this server ordered, until those have begun."""
+        self._begun: set[str] = set()
+        """Machines that this server switched on, and saw on."""
         self._waited: set[str] = set()
         """Machines that are to be switched off, and that another command held when that was tried."""
 
@@ -47,6 +50,7 @@ class Carrier(Memory):
             {name: self._changed(each, Phase.STARTING, reason, used=self._now()) for name, each in before.items()}
         )
         self._before.update(before)
+        self._begun.difference_update(names)
         for name in names:
             self._orders.give(name)
 
@@ -71,9 +75,16 @@ class Carrier(Memory):
         try:
             if state.phase is Phase.STARTING:
                 # What was begun before may be repeated; else a machine that is on is someone else's.
-                self._machines.switch_on(name, again=again and name not in self._before)
+                is_repeated = again and name not in self._before
+                self._machines.switch_on(name, lambda: self._check_wanted(name), again=is_repeated)
+                if not is_woken(self.plan.machines[name]):
+                    self._begun.add(name)
                 self._store.event(name, "SwitchedOn", state.reason, warning=False)
             elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
+                if state.phase is Phase.GIVING_UP and self._was_switched_off(name):
+                    self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF))
+                    self._orders.succeeded(name)
+                    return
                 # The state stays as it was while the order fails: its reason is not written twice.
                 last = state
                 if state.phase is Phase.GIVING_UP and found is None:
@@ -91,6 +102,8 @@ class Carrier(Memory):
             log.warning("%s: %s", name, sentence(error))
             self._give_back(name)
             self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
+        except StaysOff as found_off:
+            self._end(name, state.phase, decisions.switched_off_by_user(state, found_off.made))
         except AlreadyOn:
             self._end(name, state.phase, self._changed(state, Phase.LEFT_ALONE, decisions.ON_WITHOUT_NODE))
         except (Held, Taken, Lost, NoResponse) as problem:
@@ -107,6 +120,15 @@ class Carrier(Memory):
         self._before.pop(name, None)
         self._waited.discard(name)
         self._orders.succeeded(name)
+
+    def _check_wanted(self, name: str) -> None:
+        """Raise StaysOff if a user switched the machine off since the last look: its lock is held now."""
+        if made := self._store.kept_off().get(name):
+            raise StaysOff(made)
+
+    def _was_switched_off(self, name: str) -> bool:
+        """Whether a machine that this server switched on, and that did not come into service, is off by now."""
+        return name in self._begun and self._machines.state(name) is PowerState.OFF
 
     def _not_now(self, name: str, state: MachineState, problem: GpunodesError) -> None:
         """Another command holds the machine, or the API does not respond: that is no failure of the machine.

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunodes.autoscale import nodes
+from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
 from gpunodes.autoscale.state import SYSTEM_LABELS, Kubelet, MachineState, Phase
-from gpunodes.planner import node_templates
+from gpunodes.planner import node_templates, versions
 
 RETRY_S = 1800.0
 """Seconds after which a machine that did not start is tried again."""
@@ -24,6 +25,9 @@ _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
 FOUND_OFF = "it was found off, without a node"
+SWITCHED_OFF = "it was found off, and not by the autoscaler: it stays off until it is switched on"
+OFF_OR_HANGS = "its node is not ready, and nothing of it responds: it is off, or its system hangs"
+SWITCHED_ON = "someone switched it on: it is used when its node is ready"
 _DOING = {
     Phase.STARTING: "it was being switched on",
     Phase.STOPPING: "it was being switched off",
@@ -44,6 +48,15 @@ class World:
     now: float = 0.0
     locked: Mapping[str, str] = field(default_factory=dict)
     """Machines that other commands have just held, and which ones."""
+    kept_off: Mapping[str, KeptOff] = field(default_factory=dict)
+    """Machines that users switched off, as far as that is recorded."""
+    version: str = ""
+    """That of the API server, such as v1.36.3, "" while it is unknown."""
+
+    def switched_off(self, name: str) -> KeptOff | None:
+        """The record of a machine that a user switched off; None without one, and if it was switched on since."""
+        made, found = self.kept_off.get(name), self.nodes.get(name)
+        return None if made and found and found.node.ready and found.node.boot_id != made.boot_id else made
 
     def phase(self, name: str) -> Phase | None:
         """The phase of a machine; None if it is not yet known."""
@@ -106,10 +119,17 @@ def _unusable_off(world: World, name: str, state: MachineState) -> str:
     """As ``unusable``, of a machine without a node."""
     if name in world.locked:
         return world.locked[name]
+    if why := versions.too_old(state.kubelet, world.version):
+        return f"{why}: {upgraded(name)}"
     marks = state.saved.annotations if state.saved else {}
     if "gpunodes.dev/needs-repair" in marks:
         return f"needs repair: {marks['gpunodes.dev/needs-repair']}"
     return ""
+
+
+def upgraded(name: str) -> str:
+    """How a machine catches up with an upgrade that it missed."""
+    return f"`gpunodes power {name} on --wait`, then `gpunodes upgrade`"
 
 
 def held(world: World, name: str) -> str:
@@ -189,6 +209,9 @@ def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, Mach
 def observed(world: World, name: str) -> MachineState:
     """The state of a machine after a look at its node; the same object if nothing follows from it."""
     state, found = world.states[name], world.nodes.get(name)
+    if made := world.switched_off(name):
+        # An order that is carried out ends first.
+        return state if state.phase in (Phase.STOPPING, Phase.GIVING_UP) else switched_off_by_user(state, made)
     if found is None:
         # Whether it is on is asked of its BMC when it is needed next.
         if state.phase is not Phase.ON:
@@ -207,8 +230,17 @@ def observed(world: World, name: str) -> MachineState:
         )
     if state.phase is Phase.ON and not found.is_starting and not nodes.not_in_service(found, {}):
         saved = found.saved(world.plan.state_bytes)
-        return state if saved == state.saved else dataclasses.replace(state, saved=saved)
+        # What was wrong with it is over.
+        after = dataclasses.replace(state, saved=saved, kubelet=found.kubelet, error="")
+        return state if after == state else after
     return state
+
+
+def switched_off_by_user(state: MachineState, made: KeptOff) -> MachineState:
+    """The state of a machine that a user switched off; the same object if it is in that."""
+    if state.phase is Phase.BY_HAND and state.reason == made.reason:
+        return state
+    return dataclasses.replace(state, phase=Phase.BY_HAND, since=made.since, reason=made.reason, error="")
 
 
 def switched_off(state: MachineState, now: float) -> MachineState:
@@ -224,7 +256,7 @@ def without_autoscaler(state: MachineState, found: SeenNode | None, now: float) 
 
     ``found`` is its own node. What was begun ends as it will: a machine that then has a ready node is not off.
     """
-    if state.phase is Phase.ON or (found and (found.node.ready or state.phase is Phase.STARTING)):
+    if state.phase in (Phase.ON, Phase.LEFT_ALONE) or (found and (found.node.ready or state.phase is Phase.STARTING)):
         return None
     if state.phase not in _DOING:
         return state

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.decisions import World
+from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.state import MachineState, Phase
@@ -30,6 +31,9 @@ class Memory:
         self._mutex = threading.RLock()
         self._locked: dict[str, tuple[float, str]] = {}
         """Machines that other commands held: until when they are not tried, and which command it was."""
+        self._version = ""
+        """That of the API server."""
+        self._kept_off: dict[str, KeptOff] = {}
         self._foreign: set[str] = set()
         """Machines of whose nodes it was logged that they are of others."""
         self.overtaken = ""
@@ -65,7 +69,7 @@ class Memory:
     def _world(self) -> World:
         now = self._now()
         locked = {name: why for name, (until, why) in self._locked.items() if now < until}
-        return World(self.plan, self._states, self._nodes, now, locked)
+        return World(self.plan, self._states, self._nodes, now, locked, self._kept_off, self._version)
 
     def _changed(
         self, state: MachineState, phase: Phase, reason: str, error: str = "", used: float | None = None

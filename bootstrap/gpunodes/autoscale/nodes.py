@@ -13,9 +13,10 @@ from gpunodes.autoscale.state import MOST_REST, SYSTEM_LABELS, SavedNode
 from gpunodes.engine.cluster import nodes
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.identity.matcher import Matcher
+from gpunodes.planner import versions
 from gpunodes.repair.policy import Node
 
-KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID")
+KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID", "status.nodeInfo.kubeletVersion")
 PROVIDER = "gpunodes://"
 STARTING = "gpunodes.dev/starting"
 """Taint of a node that has registered, but is not in service yet."""
@@ -63,6 +64,8 @@ class SeenNode:
     taints: Sequence[Mapping[str, str]]
     resources: Mapping[str, str]
     """Its allocatable resources that pods ask for."""
+    kubelet: str = ""
+    """The version of its kubelet, such as v1.36.3, "" if it reports none."""
 
     @property
     def is_starting(self) -> bool:
@@ -101,6 +104,7 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
             {str(key): str(text) for key, text in (metadata.get("annotations") or {}).items()},
             taints,
             {name: text for name in sorted(wanted) if 0 < len(text := str(offered.get(name, ""))) <= _LONGEST_QUANTITY},
+            versions.known((status.get("nodeInfo") or {}).get("kubeletVersion")),
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None

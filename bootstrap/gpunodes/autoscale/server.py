@@ -17,17 +17,19 @@ from gpunodes.autoscale.decisions import Size
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.orders import Orders
 from gpunodes.autoscale.plan import NodeShape, Plan
-from gpunodes.autoscale.power import PoweredMachines
+from gpunodes.autoscale.power import PoweredMachines, is_woken
 from gpunodes.autoscale.proof import NotProven
 from gpunodes.autoscale.questions import Questions
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Store
 from gpunodes.engine.power import PowerState
 from gpunodes.errors import GpunodesError, sentence
+from gpunodes.planner import versions
 
 log = logging.getLogger(__name__)
 _UNKNOWN = PowerState.UNKNOWN
-_SWITCHED_OFF = "it was switched off by someone else, and stays off until it is switched on"
+_PROVEN_AGAIN_S = 600.0
+"""Seconds after which GPUs of a node that failed their proof get another one, in the same boot."""
 
 
 class NotPossible(GpunodesError):  # noqa: N818 - reads as the sentence it makes
@@ -45,6 +47,8 @@ class PowerServer(Carrier):
         self._questions = Questions(machines.state, AGAIN_S)
         self._not_ready: dict[str, float] = {}
         """Since when the node of a machine in service is not ready, by ``now``."""
+        self._not_proven: dict[str, tuple[str, float]] = {}
+        """The boot in which the GPUs of a node failed their last proof, and when."""
 
     # For the autoscaler
 
@@ -175,12 +179,17 @@ class PowerServer(Carrier):
 
     def look(self) -> None:
         """Look at all nodes, change what follows from them, and repeat orders that did not end."""
-        found = self._store.seen_nodes()
+        found, kept_off, version = self._store.seen_nodes(), self._store.kept_off(), self._store.api_version()
         with self._mutex:
+            ended = self._kept_off.keys() - kept_off.keys()
+            self._kept_off, self._version = kept_off, version
             self._nodes = {
                 name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
             }
             self._ask(found)
+            switched_on = [name for name in self._in_phase(Phase.BY_HAND) if name in ended and name not in self._nodes]
+            for name in switched_on:
+                self._update({name: self._changed(self._states[name], Phase.LEFT_ALONE, decisions.SWITCHED_ON)})
             world = self._world()
             self._update({
                 name: after
@@ -195,8 +204,11 @@ class PowerServer(Carrier):
                 decisions.unused(self._world()), "it was off for 30 days: its certificate is renewed while it is on"
             )
             repeated = [name for name in self._states if self._is_left(name)]
+            over = [name for name in kept_off if name in self._nodes and not world.switched_off(name)]
         for name in repeated:
             self._orders.give(name, again=True)
+        for name in over:
+            self._store.keep_off(name, None)
         for name, each in list(self._nodes.items()):
             self._mark(name, each)
 
@@ -209,12 +221,16 @@ class PowerServer(Carrier):
         known = {name: answers[name] for name in unknown if answers.get(name, _UNKNOWN) is not _UNKNOWN}
         is_on = {name: answer is PowerState.ON for name, answer in known.items()}
         self._update(dict(decisions.adopted(self._world(), is_on)))
-        for names, phase, why in (
-            (lost, Phase.BY_HAND, _SWITCHED_OFF),
-            (alone, Phase.OFF, decisions.FOUND_OFF),
-        ):
-            off = [name for name in names if answers.get(name) is PowerState.OFF]
-            self._update({name: self._changed(self._states[name], phase, why) for name in off})
+        for name in (name for name in (*lost, *alone) if answers.get(name) is PowerState.OFF):
+            state = self._states[name]
+            after = self._changed(state, Phase.OFF, decisions.FOUND_OFF)
+            if name in lost and is_woken(self.plan.machines[name]):
+                # The network does not tell a machine that is off from one whose kernel has stopped.
+                after = dataclasses.replace(state, error=decisions.OFF_OR_HANGS)
+            elif name in lost:
+                after = self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF)
+            if after != state:
+                self._update({name: after})
 
     def _in_phase(self, phase: Phase) -> list[str]:
         return [name for name, each in self._states.items() if each.phase is phase]
@@ -238,7 +254,7 @@ class PowerServer(Carrier):
                 self._store.change(name, lambda node: nodes.restored(node, saved))
             expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
             serves = found.is_starting and not nodes.not_in_service(found, expected)
-            if serves and self._proofs.is_due(name, once=False):
+            if serves and self._proofs.is_due(name, once=False) and not self._failed_lately(found):
                 self._proofs.give(name, again=True)
             if state.phase is Phase.ON and any(each["key"] == nodes.STOPPING for each in found.taints):
                 self._give_back(name)
@@ -260,14 +276,24 @@ class PowerServer(Carrier):
     def _is_proven(self, name: str, found: SeenNode) -> bool:
         """Whether a pod has used the GPUs of a node that is still to start; a failed one is its machine's error."""
         try:
+            if why := versions.too_old(found.kubelet, self._version):
+                raise NotProven(f"{why}: {decisions.upgraded(name)}")
             waits = proof.proven(self._store, found, self.plan.proof_image)
             return not waits and self._states[name].phase not in (Phase.STOPPING, Phase.GIVING_UP)
         except NotProven as error:
             log.warning("%s: %s", name, sentence(error))
             with self._mutex:
-                if self._states[name].phase is Phase.STARTING:
-                    self._update({name: dataclasses.replace(self._states[name], error=sentence(error))})
+                self._not_proven[name] = (found.node.boot_id, self._now())
+                # Also of one that someone else switched on: it is on, and no pod gets it.
+                if (state := self._states[name]).phase in (Phase.STARTING, Phase.ON):
+                    self._update({name: dataclasses.replace(state, error=sentence(error), kubelet=found.kubelet)})
+            if state.phase is Phase.ON and not state.error:
+                self._store.event(name, "NotProven", sentence(error), warning=True)
             return False
+
+    def _failed_lately(self, found: SeenNode) -> bool:
+        boot_id, failed = self._not_proven.get(found.node.name, ("", 0.0))
+        return boot_id == found.node.boot_id and self._now() - failed < _PROVEN_AGAIN_S
 
     def _lost(self) -> list[str]:
         """Machines in service whose node has not been ready for a while: someone else may have switched them off."""

@@ -11,6 +11,7 @@ from typing import Any
 from gpunodes import shape
 from gpunodes.autoscale.plan import TEMPLATE, NodeShape, node_shape
 from gpunodes.model import printable
+from gpunodes.planner import versions
 from gpunodes.shape import Maybe, Named, Optional, one_of
 
 _MAX_TEXT = 200
@@ -108,6 +109,8 @@ class MachineState:
     """When its node was last known to be in service, 0 if never: its kubelet had a valid certificate then."""
     needs_join: bool = False
     """Its certificate has probably ended: it is not switched on until its node registers again."""
+    kubelet: str = ""
+    """The version of its kubelet as its node reported it last, "" if it never did."""
 
     def text(self) -> str:
         """As it is stored."""
@@ -122,6 +125,7 @@ class MachineState:
             "used": round(self.used),
             "served": round(self.served),
             "needs_join": self.needs_join,
+            "kubelet": self.kubelet,
             "saved": saved,
         })  # fmt: skip
 
@@ -147,6 +151,7 @@ _SHAPE = {
     # Those of an earlier release do not have them.
     "served": Optional(float),
     "needs_join": Optional(bool),
+    "kubelet": Optional(str),
     "saved": Maybe({**TEMPLATE, "annotations": Named(str, 1000)}),
 }
 
@@ -169,4 +174,5 @@ def parse(text: str) -> MachineState | None:
         SavedNode(node_shape(saved), saved["annotations"]) if saved else None,
         float(document.get("served", document["used"])),
         document.get("needs_join", False),
+        versions.known(document.get("kubelet")),
     )

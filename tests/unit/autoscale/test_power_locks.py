@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.state import Phase
@@ -150,11 +152,11 @@ def test_a_machine_that_was_given_up_and_that_a_user_brings_into_service_stays_o
 def test_an_api_that_does_not_respond_is_no_failure_of_a_machine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     switch_on, tries = site.machines.switch_on, []
 
-    def away(name: str, *, again: bool) -> None:
+    def away(name: str, before: Callable[[], None], *, again: bool) -> None:
         tries.append(name)
         if len(tries) == 1:
             raise NoResponse("the API does not respond")
-        switch_on(name, again=again)
+        switch_on(name, before, again=again)
 
     monkeypatch.setattr(site.machines, "switch_on", away)
     site.server.increase("t4", 1)

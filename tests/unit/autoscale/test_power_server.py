@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -84,9 +85,9 @@ def test_the_order_is_written_before_it_is_given(site: Site) -> None:
     seen = []
     switch_on = site.machines.switch_on
 
-    def spied(name: str, *, again: bool) -> None:
+    def spied(name: str, before: Callable[[], None], *, again: bool) -> None:
         seen.append(dict(site.store.writes[-1]))
-        switch_on(name, again=again)
+        switch_on(name, before, again=again)
 
     site.machines.switch_on = spied  # type: ignore[method-assign]  # a spy
     in_service(site, "w3")
@@ -476,7 +477,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     site.time += 61
     site.server._questions._asked.clear()
     site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
-    with pytest.raises(NotPossible, match="switched off by someone else"):
+    with pytest.raises(NotPossible, match="found off, and not by the autoscaler"):
         site.server.delete("h100", ["gpunodes://w1"])
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
     site.look()
@@ -710,6 +711,30 @@ def test_a_template_has_the_system_by_which_pods_select_nodes(
     assert found["kubernetes.io/os"] == "linux"
     assert found.get("kubernetes.io/arch") == wanted
     assert "kubernetes.io/hostname" not in found
+
+
+def test_a_kubelet_that_is_too_old_for_the_control_plane_gets_no_pods(site: Site) -> None:
+    site.store.api_server = "v1.40.0"
+    site.server.increase("t4", 1)
+    site.boots("w3", kubelet="v1.36.9-other")
+    looks(site)
+    assert site.store.seen_nodes()["w3"].is_starting
+    assert not site.store.proofs
+    found = site.store.states()["w3"]
+    assert found.error.startswith("its kubelet is v1.36.9, more than 3 minors older than the control plane, v1.40.0")
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.FAILED})
+    site.time += decisions.RETRY_S + 1
+    site.look()
+    assert site.server.size("t4").most == 0, "another boot would not change that"
+    site.store.api_server = "v1.39.2"
+    site.look()
+    assert site.server.size("t4").most == 1
+
+
+def test_the_version_of_a_kubelet_is_remembered(site: Site) -> None:
+    in_service(site, "w3", kubelet="v1.35.1")
+    assert site.store.states()["w3"].kubelet == "v1.35.1"
 
 
 def test_a_plan_of_an_earlier_release_has_no_machine_id() -> None:

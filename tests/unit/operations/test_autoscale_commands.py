@@ -116,6 +116,9 @@ class Objects(MemoryStore):
     def delete_states(self) -> None:
         self.texts = {}
 
+    def delete_kept_off(self) -> None:
+        self.off = {}
+
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Objects:
@@ -293,6 +296,38 @@ def test_what_cannot_work_is_one_sentence_and_changes_nothing(
     assert code == ExitCode.WRONG_INPUT, err
     assert wanted in err
     assert (place.document, place.runs, place.registered) == (None, [], [])
+
+
+def test_a_machine_that_someone_switched_off_is_not_counted_as_on(place: Objects, run: Run) -> None:
+    """Its node stays."""
+    scales(place, run, Phase.BY_HAND, ready=False)
+    code, out, _ = run("status", "--json")
+    assert code == ExitCode.DONE
+    assert json.loads(out)["pools"]["h100"]["on"] == 1
+
+
+def test_a_machine_that_is_on_with_an_error_is_no_success(place: Objects, run: Run) -> None:
+    scales(place, run)
+    place.texts["w2"] = MachineState(Phase.ON, 1.0, "switched on by someone else", "a pod fails").text()
+    code, out, _ = run("status", "--json")
+    assert code == ExitCode.PARTLY
+    assert [each["reason"] for each in json.loads(out)["machines"]] == ["", "a pod fails"]
+
+
+def test_machines_that_are_off_and_missed_an_upgrade_are_named(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.OFF, gone=True)
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0, kubelet="v1.34.1").text()
+    found = json.loads(run("status", "--json")[1])
+    wanted = "kubelets are older than the API server (1.36.3): w2; `gpunodes upgrade 1.36.3` upgrades them with --wake"
+    assert found["behind"] == wanted
+    assert wanted in run("status")[1]
+    assert [each["unusable"] for each in found["machines"]] == ["", ""]
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0, kubelet="v1.32.9").text()
+    found = json.loads(run("status", "--json")[1])
+    assert found["machines"][1]["unusable"] == (
+        "its kubelet is v1.32.9, more than 3 minors older than the control plane, v1.36.3: "
+        "`gpunodes power w2 on --wait`, then `gpunodes upgrade`"
+    )
 
 
 def test_an_autoscaler_that_is_not_there(place: Objects, run: Run) -> None:
