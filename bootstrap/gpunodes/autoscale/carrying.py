@@ -12,6 +12,7 @@ from gpunodes.autoscale import decisions, emptying, nodes
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.kept_off import StaysOff
 from gpunodes.autoscale.memory import Memory
+from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.orders import Orders
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines, is_woken
@@ -74,30 +75,9 @@ class Carrier(Memory):
             return
         try:
             if state.phase is Phase.STARTING:
-                # What was begun before may be repeated; else a machine that is on is someone else's.
-                is_repeated = again and name not in self._before
-                self._machines.switch_on(name, lambda: self._check_wanted(name), again=is_repeated)
-                if not is_woken(self.plan.machines[name]):
-                    self._begun.add(name)
-                self._store.event(name, "SwitchedOn", state.reason, warning=False)
+                self._switch_on(name, state, again=again)
             elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
-                if state.phase is Phase.GIVING_UP and self._was_switched_off(name):
-                    self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF))
-                    self._orders.succeeded(name)
-                    return
-                # The state stays as it was while the order fails: its reason is not written twice.
-                last = state
-                if state.phase is Phase.GIVING_UP and found is None:
-                    # Before it is switched off: then nothing shows any more why it did not register.
-                    last = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
-                boot_id = found.node.boot_id if found else ""
-                self._machines.switch_off(
-                    name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
-                )
-                after = decisions.switched_off(last, self._now())
-                self._end(name, state.phase, after)
-                reason = "NeedsJoin" if last.needs_join else "SwitchedOff"
-                self._store.event(name, reason, last.reason, warning=after.phase is Phase.FAILED)
+                self._switch_off(name, state, found)
         except StillUsed as error:
             log.warning("%s: %s", name, sentence(error))
             self._give_back(name)
@@ -120,6 +100,30 @@ class Carrier(Memory):
         self._before.pop(name, None)
         self._waited.discard(name)
         self._orders.succeeded(name)
+
+    def _switch_on(self, name: str, state: MachineState, *, again: bool) -> None:
+        # What was begun before may be repeated; else a machine that is on is someone else's.
+        is_repeated = again and name not in self._before
+        self._machines.switch_on(name, lambda: self._check_wanted(name), again=is_repeated)
+        if not is_woken(self.plan.machines[name]):
+            self._begun.add(name)
+        self._store.event(name, "SwitchedOn", state.reason, warning=False)
+
+    def _switch_off(self, name: str, state: MachineState, found: SeenNode | None) -> None:
+        if state.phase is Phase.GIVING_UP and self._was_switched_off(name):
+            self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF))
+            return
+        # The state stays as it was while the order fails: its reason is not written twice.
+        last = state
+        if state.phase is Phase.GIVING_UP and found is None:
+            # Before it is switched off: then nothing shows any more why it did not register.
+            last = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
+        boot_id = found.node.boot_id if found else ""
+        self._machines.switch_off(name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id))
+        after = decisions.switched_off(last, self._now())
+        self._end(name, state.phase, after)
+        reason = "NeedsJoin" if last.needs_join else "SwitchedOff"
+        self._store.event(name, reason, last.reason, warning=after.phase is Phase.FAILED)
 
     def _check_wanted(self, name: str) -> None:
         """Raise StaysOff if a user switched the machine off since the last look: its lock is held now."""

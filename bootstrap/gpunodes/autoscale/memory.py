@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Memory:
-    """States and nodes; whoever reads or changes them holds ``_mutex``."""
+    """States and nodes, which are read and changed by threads that hold ``_mutex``."""
 
     def __init__(self, plan: Plan, store: Store, now: Callable[[], float]) -> None:
         self.plan = plan

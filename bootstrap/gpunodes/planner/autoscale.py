@@ -13,7 +13,6 @@ from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.planner import node_templates
 from gpunodes.planner.scaled_pools import Scaling, scaled
-from gpunodes.setting_forms import are_taints
 
 _LIMITS = {
     "idle_s": "gpunodes_autoscale_idle_timeout",
@@ -52,10 +51,6 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
             (
                 not each.node,
                 "no node is certainly its own: join it first, or run `gpunodes status` while it is on if it joined",
-            ),
-            (
-                not are_taints(each.settings["gpunodes_node_taints"]),
-                "gpunodes_node_taints is no list of taints, each with key, value and effect: correct it",
             ),
             (not kind, "it has no BMC: set gpunodes_bmc_type and gpunodes_bmc_address"),
             (

@@ -23,6 +23,7 @@ from gpunodes.planner import autoscale
 from gpunodes.planner.autoscale import ScaledMachine
 from gpunodes.planner.pools import POOL_LABEL
 from gpunodes.planner.scaled_pools import any_scales, scaled
+from gpunodes.setting_forms import are_taints
 
 _MAX_CA = 64 << 10
 """Bytes of a CA file that go into the plan, which is one object of the cluster."""
@@ -75,12 +76,11 @@ def gather(
     found = []
     for name, machine in machines.items():
         match, own = matches[name], known[name]
+        if match.contradiction:
+            raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
         # The node of a machine that is off was deleted; its name was recorded, or is that of the machine.
         off = own.hostname or name.lower()
         node = match.node.name if match.node else off if off in states else ""
-        own = _identity(own, last.machines.get(node) if last else None, match.node)
-        if match.contradiction:
-            raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
         rendered = fleet.inventory.rendered(name, "gpunodes_bmc_", "gpunodes_node_taints")
         variables = fleet.inventory.connection(name) | rendered
         found.append(
@@ -88,16 +88,14 @@ def gather(
                 name,
                 fleet.labels(name)[POOL_LABEL],
                 settings.resolve(variables),
-                own,
+                _identity(own, last.machines.get(node) if last else None, match.node),
                 node,
                 match.node.addresses[0] if match.node and match.node.addresses else machine.address,
                 _template(nodes.get(node), states.get(node), most),
                 labels=fleet.labels(name),
             )
         )
-    wrong = list(autoscale.problems(found, own_image=bool(given["gpunodes_power_image"])))
-    if wrong:
-        raise together([WrongInput(f"{name} of a pool that scales: {why}") for name, why in wrong])
+    _check(found, own_image=bool(given["gpunodes_power_image"]))
     accesses = {each.node: kinds.access(each.name, each.settings, macs=each.identity.macs) for each in found}
     jumps = Jumps()
     found = [replace(each, jump=jumps.add(each.name, accesses[each.node])) for each in found]
@@ -107,6 +105,25 @@ def gather(
         passwords | jumps.keys,
         {each.node: machines[each.name] for each in found},
     )
+
+
+def _check(machines: Sequence[ScaledMachine], *, own_image: bool) -> None:
+    """Raise WrongInput for every machine that cannot be switched, or whose taints cannot be read, at once."""
+    wrong = [
+        WrongInput(f"{name} of a pool that scales: {why}")
+        for name, why in autoscale.problems(machines, own_image=own_image)
+    ]
+    wrong += [
+        WrongInput(
+            f"{each.name} of a pool that scales: gpunodes_node_taints is no list of taints",
+            "taints with key, value and effect",
+            "correct it",
+        )
+        for each in machines
+        if not are_taints(each.settings["gpunodes_node_taints"])
+    ]
+    if wrong:
+        raise together(wrong)
 
 
 def _identity(own: MachineIdentity, planned: PlannedMachine | None, node: NodeIdentity | None) -> MachineIdentity:
