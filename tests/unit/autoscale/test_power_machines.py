@@ -16,11 +16,13 @@ from gpunodes.autoscale import plan
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.power import AlreadyOn, BmcMachines
 from gpunodes.autoscale.state import Kubelet
+from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble, wol
 from gpunodes.engine.power.redfish import Redfish
 
-from tests import redfish
+from tests import redfish, repair_fleet
 from tests.power_fleet import document, uuid
 from tests.sshd import free_ports
 
@@ -248,20 +250,26 @@ def test_a_machine_without_a_bmc_is_not_waited_for(tmp_path: Path, monkeypatch: 
     assert time.monotonic() - began < 60
 
 
-def test_a_machine_that_another_command_holds_is_not_ordered_anything(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("held", ["the machine", "a control plane, alone"])
+def test_a_machine_that_another_command_holds_is_not_ordered_anything(start: Start, held: str) -> None:
+    """With the Leases of both, in an API in memory."""
     machines, done = start("obeys")
-
-    def held(_: Any, machine: str) -> None:
-        raise Held(machine, "root@ctl/power on/boot/1/2/3")
-
-    monkeypatch.setattr(Locks, "take", held)
+    api: Any = repair_fleet.Api()
+    own, other = Leases(Cluster(api), "the power server"), Leases(Cluster(api), "power on")
+    other.holder = "ann@desk/power on/another-boot/7/7/7"
+    machines._leases = own
+    other.take("w1") if held == "the machine" else other.take("control-1", alone=True)
     with pytest.raises(Held):
         machines.switch_on("w1", lambda: done.append("before"), again=True)
     with pytest.raises(Held):
         machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
     assert done == []
+    other.release_all()
+    machines.switch_on("w1", lambda: done.append("before"), again=True)
+    assert done == ["before", "On"]
+    assert api.leases == {}
+    for each in (own, other):
+        each.close()
 
 
 def test_a_packet_is_not_sent_to_an_address_that_the_machine_does_not_have(tmp_path: Path) -> None:
