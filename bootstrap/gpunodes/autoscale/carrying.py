@@ -18,7 +18,7 @@ from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines, is_woken
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Store
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.locks import Taken
 from gpunodes.engine.power import PowerState
@@ -86,7 +86,7 @@ class Carrier(Memory):
             self._end(name, state.phase, decisions.switched_off_by_user(state, found_off.made))
         except AlreadyOn:
             self._end(name, state.phase, self._changed(state, Phase.LEFT_ALONE, decisions.ON_WITHOUT_NODE))
-        except (Held, Taken, Lost, NoResponse) as problem:
+        except (Held, Taken, Lost, NoResponse, Refused) as problem:
             self._not_now(name, state, problem)
             return
         except Exception as error:  # one odd machine must not end a thread without a word
@@ -135,7 +135,7 @@ class Carrier(Memory):
         return name in self._begun and self._machines.state(name) is PowerState.OFF
 
     def _not_now(self, name: str, state: MachineState, problem: GpunodesError) -> None:
-        """Another command holds the machine, or the API does not respond: that is no failure of the machine.
+        """Another command holds the machine, or the API does not respond or refuses: that is no failure of the machine.
 
         An order that was begun waits for the lock. A start that was not is withdrawn: the autoscaler, which sees the
         pool become smaller, takes another machine. One that is on by now is left to the other command.

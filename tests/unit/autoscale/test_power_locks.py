@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.state import Phase
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 
 from tests.power_fleet import MemoryMachines, Site, parsed
 
@@ -149,13 +149,16 @@ def test_a_machine_that_was_given_up_and_that_a_user_brings_into_service_stays_o
     assert nodes.STOPPING not in [each["key"] for each in site.store.objects["w3"]["spec"]["taints"]]
 
 
-def test_an_api_that_does_not_respond_is_no_failure_of_a_machine(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [NoResponse("the API does not respond"), Refused(500, "etcd is away")])
+def test_an_api_that_does_not_respond_is_no_failure_of_a_machine(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     switch_on, tries = site.machines.switch_on, []
 
     def away(name: str, before: Callable[[], None], *, again: bool) -> None:
         tries.append(name)
         if len(tries) == 1:
-            raise NoResponse("the API does not respond")
+            raise error
         switch_on(name, before, again=again)
 
     monkeypatch.setattr(site.machines, "switch_on", away)
