@@ -276,11 +276,6 @@ def test_two_pools_with_one_deployment_are_refused(run: Run) -> None:
         ),
         (
             "spare: 1}}",
-            "spare: 1}}\n    gpunodes_node_taints: keep",
-            "gpunodes_node_taints is no list",
-        ),
-        (
-            "spare: 1}}",
             "spare: 1}}\n    gpunodes_node_taints: \"{{ [{'key': 'a'}, 3] }}\"",
             "w1 of a pool that scales: gpunodes_node_taints is no list of taints",
         ),
