@@ -13,17 +13,17 @@ from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
-from gpunodes.planner import scaled_pools
 from gpunodes.repair.switched_off import Switched
 
 
 def read(inventory: Inventory) -> dict[str, Switched]:
     """The machines that are off on purpose, by name.
 
-    None if no pool scales: then the control plane is not contacted. None either if it does not respond: the machines
-    then count as any others.
+    None without gpunodes_pools: then the control plane is not contacted. A pool that scales no longer may have machines
+    that are off, after `gpunodes autoscale down`: what the cluster recorded counts, as for repairs. None either if it
+    does not respond: the machines then count as any others.
     """
-    if not inventory.machines(Role.CONTROL_PLANE) or not any(map(_scales, _pools(inventory))):
+    if not inventory.machines(Role.CONTROL_PLANE) or not any(_pools(inventory)):
         return {}
     with contextlib.suppress(GpunodesError):
         fleet = InventoryFleet(inventory)
@@ -74,8 +74,3 @@ def _pools(inventory: Inventory) -> list[object]:
         if pools not in found:
             found.append(pools)
     return found
-
-
-def _scales(pools: object) -> bool:
-    # Only Ansible can render a template: then the cluster is asked.
-    return scaled_pools.any_scales(pools) or "{{" in str(pools)
