@@ -263,6 +263,23 @@ def test_a_reset_of_one_stand_in_of_several_is_checked(
     assert len(asked(fleet, "kubeadm_reset")) == len(selected)
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_stand_ins_start_with_their_old_data_unless_one_was_restored(
+    fleet: Machines, tmp_path: Path, restored: bool
+) -> None:
+    """The others would be a quorum of the old cluster beside the restored one."""
+    for name in GROUPS["control_plane"]:
+        fleet.answer(name, "etcd_restore_aborted", {"actions": [], "notes": []})
+    known = {name: facts(name, "control_plane", restore="unfinished") for name in GROUPS["control_plane"]}
+    known["cp-1"] = facts("cp-1", "control_plane", restore="done" if restored else "")
+    ended, _ = play(fleet, tmp_path / "run", "etcd_restore_abort.yml", known, {})
+    assert ended.ok is not restored
+    # Each is waited for only when all were started.
+    each = [f"{name}/etcd_restore_aborted" for name in GROUPS["control_plane"]]
+    found = asked(fleet, "etcd_restore_aborted")
+    assert (sorted(found[:3]), sorted(found[3:])) == (([], []) if restored else (each, each))
+
+
 def test_a_stand_in_that_is_a_member_is_not_reset(fleet: Machines, tmp_path: Path) -> None:
     fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "this control plane belongs to a cluster of several"})
     known = {"cp-2": facts("cp-2", "control_plane")}

@@ -141,6 +141,7 @@ _MACHINE = {
         "before": Optional(_NUMBERS),
         "etcd": Optional(bool),
         "foreign_etcd": Optional(bool),
+        "restore": Optional(one_of("", "unfinished", "aborted", "done")),
         "ended": Optional(bool),
         "configured": Optional(bool),
     },
