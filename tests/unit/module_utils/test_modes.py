@@ -475,7 +475,7 @@ def certificates_renewed(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(renewal, "_check_authorities", lambda _: None)
     machine.monkeypatch.setattr(renewal, "_has", lambda name: name == "kube-apiserver")
     machine.monkeypatch.setattr(renewal, "_older", lambda _: False)
-    machine.monkeypatch.setattr(renewal, "_check_served", lambda _: None)
+    machine.monkeypatch.setattr(renewal, "_check_served", lambda *_: None)
     machine.monkeypatch.setattr(renewal, "_run_kubeadm", lambda: ended.write_text(""))
     machine.monkeypatch.setattr(renewal, "_PKI", str(machine.root))
     machine.monkeypatch.setattr(static_pods, "restart", lambda name, *_: machine.commands.append(f"restart {name}"))
