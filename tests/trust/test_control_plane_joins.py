@@ -160,6 +160,14 @@ def test_a_stand_in_control_plane_that_does_not_join_leaves_no_certificates(flee
     assert "cp-3/kubeadm_join_control_plane" not in fleet.asked
 
 
+def test_certificates_are_deleted_although_the_token_is_not(fleet: Machines, tmp_path: Path) -> None:
+    """The first deletion that failed ended the run, and the Secret stayed for two hours."""
+    fleet.answer("cp-1", "join_token", {"failed": True, "msg": "the API does not respond"})
+    ended, _ = play(fleet, tmp_path / "run", "join.yml", {"cp-2": facts("cp-2")}, cluster("cp-1"))
+    assert not ended.ok
+    assert asked(fleet, "join_certificates") == ["cp-1/join_certificates"] * 2
+
+
 def test_certificates_that_a_stand_in_cannot_upload_are_deleted(fleet: Machines, tmp_path: Path) -> None:
     fleet.answer("cp-1", "join_certificates", {"failed": True, "msg": "another command joins a control plane"})
     ended, events = play(fleet, tmp_path / "run", "join.yml", {"cp-2": facts("cp-2")}, cluster("cp-1"))
