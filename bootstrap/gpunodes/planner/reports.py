@@ -90,7 +90,16 @@ _FIREWALL = {
 }
 _MAC = Pattern("MAC address", r"([0-9a-f]{2}(:[0-9a-f]{2}){5})?")
 _ENDPOINT_FACTS = {
-    "virtual_address": Maybe({"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100)}),
+    "virtual_address": Maybe(
+        {
+            "held": bool,
+            "managed": bool,
+            "foreign": bool,
+            "mac": _MAC,
+            "answers": Many(_MAC, 100),
+            "confined": Optional(bool),
+        }
+    ),
     "endpoints": Many(
         {"endpoint": _ENDPOINT, "resolved": Many(_IPV4, 100), "error": str, "names": Many(_HOST, 1000)}, 100
     ),
