@@ -93,8 +93,8 @@ def test_the_member_of_a_dead_machine_is_looked_for_without_its_address(
     """Its node was deleted by hand, so that only the inventory knows it."""
     machine: dict[str, Any] = {"wiring_kubernetes": {"role": None}, "wiring_node": {}, "group_names": ["control_plane"]}
     machine |= {"inventory_hostname": "CP-2", "ansible_host": host, "drain_dead": dead}
-    [_, play] = load("playbooks/remove.yml")
-    variables = {**machine, **{name: play["vars"][name] for name in ("member_needed", "member_address")}}
+    plays: Any = load("playbooks/remove.yml")
+    variables = {**machine, **{name: plays[1]["vars"][name] for name in ("member_needed", "member_address")}}
     names = ("member_needed", "member_address", "member_dead_name")
     assert tuple(rendered(name, WIRING, **variables) for name in names) == expected
     drained = tuple(rendered(name, WIRING, **variables) for name in ("drain_member", "drain_member_name"))
