@@ -160,6 +160,14 @@ def test_a_stand_in_control_plane_that_does_not_join_leaves_no_certificates(flee
     assert "cp-3/kubeadm_join_control_plane" not in fleet.asked
 
 
+def test_certificates_are_deleted_although_the_token_is_not(fleet: Machines, tmp_path: Path) -> None:
+    """The first deletion that failed ended the run, and the Secret stayed for two hours."""
+    fleet.answer("cp-1", "join_token", {"failed": True, "msg": "the API does not respond"})
+    ended, _ = play(fleet, tmp_path / "run", "join.yml", {"cp-2": facts("cp-2")}, cluster("cp-1"))
+    assert not ended.ok
+    assert asked(fleet, "join_certificates") == ["cp-1/join_certificates"] * 2
+
+
 def test_certificates_that_a_stand_in_cannot_upload_are_deleted(fleet: Machines, tmp_path: Path) -> None:
     fleet.answer("cp-1", "join_certificates", {"failed": True, "msg": "another command joins a control plane"})
     ended, events = play(fleet, tmp_path / "run", "join.yml", {"cp-2": facts("cp-2")}, cluster("cp-1"))
@@ -284,6 +292,23 @@ def test_one_stand_in_that_is_refused_stops_the_reset_of_all(fleet: Machines, tm
     ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
     assert not ended.ok
     assert not asked(fleet, "kubeadm_reset", "host_undo")
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_stand_ins_start_with_their_old_data_unless_one_was_restored(
+    fleet: Machines, tmp_path: Path, restored: bool
+) -> None:
+    """The others would be a quorum of the old cluster beside the restored one."""
+    for name in GROUPS["control_plane"]:
+        fleet.answer(name, "etcd_restore_aborted", {"actions": [], "notes": []})
+    known = {name: facts(name, "control_plane", restore="unfinished") for name in GROUPS["control_plane"]}
+    known["cp-1"] = facts("cp-1", "control_plane", restore="done" if restored else "")
+    ended, _ = play(fleet, tmp_path / "run", "etcd_restore_abort.yml", known, {})
+    assert ended.ok is not restored
+    # Each is waited for only when all were started.
+    each = [f"{name}/etcd_restore_aborted" for name in GROUPS["control_plane"]]
+    found = asked(fleet, "etcd_restore_aborted")
+    assert (sorted(found[:3]), sorted(found[3:])) == (([], []) if restored else (each, each))
 
 
 def test_a_stand_in_that_is_a_member_is_not_reset(fleet: Machines, tmp_path: Path) -> None:

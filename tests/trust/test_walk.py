@@ -61,6 +61,7 @@ ACTING = (
     "certificates_renewed",
     "control_plane_settings",
     "docker_images",
+    "etcd_restore_aborted",
     "etcd_restored",
     "etcd_stopped",
     "gpu_idle",
@@ -360,6 +361,7 @@ WALKS = {
     "drift.yml": (0, "control_plane_drift"),
     "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
     "etcd_restore.yml": (0, _FACTS + "etcd_stopped etcd_restored"),
+    "etcd_restore_abort.yml": (0, _FACTS + "etcd_restore_aborted"),
     "facts.yml": (0, _FACTS),
     # 2: the verification of a node's GPUs fails, or a node is not ready.
     "gpu_burn_in.yml": (2, _FACTS + "burn_in_taint gpu_burn_in"),

@@ -89,8 +89,11 @@ _FIREWALL = {
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }
 _MAC = Pattern("MAC address", r"([0-9a-f]{2}(:[0-9a-f]{2}){5})?")
+_CONFINED = {"confined": Optional(bool)}
 _ENDPOINT_FACTS = {
-    "virtual_address": Maybe({"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100)}),
+    "virtual_address": Maybe(
+        {"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100), **_CONFINED}
+    ),
     "endpoints": Many(
         {"endpoint": _ENDPOINT, "resolved": Many(_IPV4, 100), "error": str, "names": Many(_HOST, 1000)}, 100
     ),
@@ -137,12 +140,9 @@ _MACHINE = {
         "ca_hash": Maybe(_CA_HASH),
         "server": Maybe(str),
         "advertised": Optional(Maybe(_ADDRESS)),
-        "unfinished": Optional(bool),
         "before": Optional(_NUMBERS),
-        "etcd": Optional(bool),
-        "foreign_etcd": Optional(bool),
-        "ended": Optional(bool),
-        "configured": Optional(bool),
+        **{name: Optional(bool) for name in ("unfinished", "etcd", "foreign_etcd", "ended", "configured")},
+        "restore": Optional(one_of("", "unfinished", "aborted", "done")),
     },
     "ledger": bool,
     **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},

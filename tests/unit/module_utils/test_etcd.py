@@ -231,6 +231,37 @@ def test_a_member_of_another_node_is_not_removed(monkeypatch: pytest.MonkeyPatch
     assert made.left == [1]
 
 
+def test_a_member_that_works_is_not_removed_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence by SSH is no death: a firewall, a changed key, a machine with much work."""
+    made = running(monkeypatch, member(1), member(2), member(3))
+    for address in ("10.0.0.2", ""):
+        with pytest.raises(MachineProblem, match=r"etcd's member cp-2 \(10.0.0.2\) works: the machine runs"):
+            membership.remove(address, "", check=address != "", dead_name="cp-2")
+    assert made.left == [1, 2, 3]
+    made.working = {1, 3}
+    membership.remove("10.0.0.2", "cp-2", check=False, dead_name="cp-2")
+    assert made.left == [1, 3]
+
+
+@pytest.mark.parametrize("address", ["", "192.168.7.2"])
+def test_the_member_of_a_dead_machine_without_a_node_is_found_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """The inventory may have a DNS name, or an address of another network."""
+    made = running(monkeypatch, member(1), member(2), member(3), working={1, 3})
+    assert membership.remove(address or "10.0.0.9", "", check=False).actions == []
+    assert membership.remove(address, "", check=False, dead_name="cp-9").actions == []
+    assert membership.remove(address, "", check=False, dead_name="cp-2").actions == ["remove etcd member cp-2"]
+    assert made.left == [1, 3]
+    # The node's name is the member's, whatever the inventory calls the machine.
+    made.members, made.working = [member(1), member(2), member(3)], {1, 2}
+    nodes(monkeypatch, cp_3="10.0.0.3")
+    assert membership.remove(address, "cp-3", check=False, dead_name="rack-7").actions == ["remove etcd member cp-3"]
+    made.members, made.working = [member(1), member(2), member(3)], {1, 2}
+    with pytest.raises(MachineProblem, match="belongs to the node cp-3"):
+        membership.remove(address, "", check=False, dead_name="cp-3")
+
+
 def test_the_leadership_moves_before_the_leader_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = running(monkeypatch, member(1), member(2), member(3), leads=3)
     assert membership.remove("10.0.0.3", "", check=False).actions[0] == "move the leadership of etcd"

@@ -22,13 +22,21 @@ options:
     choices: [present, absent, alone]
     default: present
   address:
-    description: IP address in the peer URL of the member. Required except for O(state=alone).
+    description: >-
+      IP address in the peer URL of the member. Required except for O(state=alone), and for O(state=absent) with
+      O(dead_name).
     type: str
     default: ""
   name:
     description: >-
       For O(state=absent), the name of the machine's node, which its member has; empty without a node. A member of
       another node is never removed.
+    type: str
+    default: ""
+  dead_name:
+    description: >-
+      For O(state=absent), the name of a machine that is gone; empty for another machine. Its member is also found by
+      O(name), or by this name if it has no node, and is not removed while it works.
     type: str
     default: ""
   joining:
@@ -118,6 +126,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent", "alone"], "default": "present"},
             "address": {"type": "str", "default": ""},
             "name": {"type": "str", "default": ""},
+            "dead_name": {"type": "str", "default": ""},
             "joining": {"type": "bool", "default": False},
             "data": {"type": "bool", "default": False},
             "leaving": {"type": "list", "elements": "str", "default": []},
@@ -137,7 +146,7 @@ def main() -> None:
             data = module.params["data"]
             return membership.remove_leftover(address, name, data, timeout, module.check_mode).result()
         elif state == "absent":
-            return membership.remove(address, name, module.check_mode).result()
+            return membership.remove(address, name, module.check_mode, module.params["dead_name"]).result()
         elif not module.check_mode:
             membership.wait_until_member(address, timeout)
         return Report().result()

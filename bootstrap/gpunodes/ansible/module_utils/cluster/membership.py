@@ -27,15 +27,19 @@ _LEAVES = (
 )
 
 
-def remove(address: str, name: str, check: bool) -> Report:
+def remove(address: str, name: str, check: bool, dead_name: str = "") -> Report:
     """Remove the member of the machine with this address; the report is empty if there is none.
 
     Its leadership is moved first. ``name`` is that of the machine's node, which kubeadm gives the member; "" for none.
-    Raises MachineProblem if the remaining members would have no quorum, and if the member has another name, or belongs
-    to another node.
+    ``dead_name`` is the name of a machine that is gone, "" for one that is not: its node may be deleted already, and
+    the address that the inventory has may be another one or none, so its member is also found by these names. Raises
+    MachineProblem if the remaining members would have no quorum, if the member has another name, or belongs to another
+    node, and if the member of a machine that is gone works.
     """
     found = etcd.members()
-    member = etcd.at(found, address)
+    member = etcd.at(found, address) if address or not dead_name else None
+    if member is None and dead_name:
+        member = next((each for each in found if each.name == (name or dead_name)), None)
     if member is not None and member.started and name and member.name != name:
         raise MachineProblem(
             f"etcd's member with the address {address} is {member.name}, not {name}",
@@ -45,7 +49,14 @@ def remove(address: str, name: str, check: bool) -> Report:
     report = Report()
     if member is not None:
         _check_own(member, name)
-        _remove(report, found, member, etcd.healthy(found), check)
+        working = etcd.healthy(found)
+        if dead_name and member.id in working:
+            raise MachineProblem(
+                f"etcd's member {member} works: the machine runs, although it does not respond by SSH",
+                "a control plane that is gone and switched off (--dead)",
+                "switch it off; or correct its address and SSH settings in the inventory, and remove it without --dead",
+            )
+        _remove(report, found, member, working, check)
     return report
 
 
