@@ -234,8 +234,38 @@ def test_the_first_record_has_all_that_follows(inventory: Inventory, monkeypatch
         Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "cp-2", "w-1", "w-2"]),
         Following(ADDONS),
     ]
-    _roll(inventory, _plan(*CONTROLS, *NODES), only=("cp-1", "w-2"))
-    assert rolled.standing == [Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "w-2"])]
+    _roll(inventory, _plan(*CONTROLS, *NODES), only=("cp-1", "cp-2", "w-2"))
+    assert rolled.standing == [Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "cp-2", "w-2"])]
+
+
+@pytest.mark.parametrize("only", [("w-1",), ("cp-1",), ("cp-2", "w-1", "w-2")])
+def test_no_kubelet_gets_newer_than_a_control_plane_that_is_left_out(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], only: tuple[str, ...]
+) -> None:
+    """Of two control planes one is not enough: the other one's API server would serve newer kubelets."""
+    rolled = Rolled(monkeypatch)
+    plan = _plan(*CONTROLS, *NODES)
+    with pytest.raises(WrongInput, match="a kubelet is never newer than an API server"):
+        _roll(inventory, plan, only=only)
+    monkeypatch.setattr(upgrade_plan, "run", lambda *_: SimpleNamespace(plan=plan))
+    monkeypatch.setattr(backup, "run", None)
+    monkeypatch.setattr(terminal, "confirm", None)
+    options = [option for name in only for option in ("--only", name)]
+    monkeypatch.setattr("sys.argv", ["gpunodes", "upgrade", "1.36", "--yes", *options, "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    left = "cp-1 (1.35.4)" if "cp-1" not in only else "cp-2 (1.35.4)"
+    assert left in capsys.readouterr().err
+    assert (rolled.rollouts, rolled.plays) == ([], [])
+
+
+def test_kubelets_alone_are_upgraded_when_the_control_planes_are(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rolled = Rolled(monkeypatch)
+    _roll(inventory, _plan(*CONTROLS[:1], *NODES), only=("cp-1", "w-1"))
+    assert [name for name, _ in rolled.rollouts] == [upgrades.CONTROL_PLANES, upgrades.KUBELETS]
 
 
 @pytest.mark.parametrize(
