@@ -80,6 +80,37 @@ def test_control_planes_come_first_one_by_one_and_alone() -> None:
     clean(place)
 
 
+@pytest.mark.parametrize("status", [0, 503])
+def test_a_roll_out_goes_on_after_its_only_control_plane_has_restarted(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """An API server that starts refuses requests before it serves them."""
+    place = fleet(3)
+    place.api.nodes["w0"]["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""
+    place._control_planes = ("w0",)
+    work, away = MemoryWork(place), list[int]()
+    answer = place.api._answer
+
+    def answered(method: str, path: str, query: Any, body: Any) -> tuple[int, Any]:
+        return (status, "it starts") if away else answer(method, path, query, body)
+
+    def restart(stage: str, target: Target) -> None:
+        if (stage, target.name) == ("apply", "w0"):
+            place.api.down = not status
+            away.append(1)
+            before = place.api.calls
+            while place.api.calls < before + 3:  # the engine asks meanwhile what it may begin
+                time.sleep(0.01)
+            place.api.down = False
+            away.clear()
+
+    monkeypatch.setattr(place.api, "_answer", answered)
+    work.during = restart
+    result = roll_out(place, work)
+    assert (set(outcomes(result).values()), result.stopped) == ({DONE}, "")
+    clean(place)
+
+
 def test_workers_wait_for_a_control_plane_that_is_skipped() -> None:
     place = fleet(3)
     place.api.nodes["w0"]["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.locks import Taken
 from gpunodes.engine.scans import MachineScan
@@ -178,6 +178,12 @@ class Engine:
                 return self._decide_and_begin()
         except Held as problem:
             self._tell("", str(problem))
+            return 0
+        except (NoResponse, Refused) as problem:
+            if not self._running:
+                raise
+            # The only control plane may restart for its own work; the stages of what is in work end in their limits.
+            self._tell("", f"no machine is begun now: {sentence(problem)}")
             return 0
 
     def _decide_and_begin(self) -> int:
