@@ -12,6 +12,8 @@ from gpunodes.engine.leases.errors import Lost
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations.rolling.work import Target
+from gpunodes.repair import maintenance
+from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Budget
 from gpunodes.rollout import times
 from gpunodes.rollout.record import Disruption, RolloutOutcome
@@ -290,8 +292,25 @@ def test_a_cordon_that_a_user_made_later_is_not_that_of_the_roll_out() -> None:
     place.cordon("w0")
     cluster = Cluster(place.session())
     assert not cluster.begin_rollout("w0", "r", cordon=True)
-    cluster.end_rollout("w0", "r")
+    cluster.end_rollout("w0", "r", time.time())
     assert cordoned(place) == {"w0"}
+
+
+@pytest.mark.parametrize("expired", [True, False])
+def test_maintenance_keeps_a_finished_node_cordoned_only_while_it_holds(expired: bool) -> None:
+    """One that expired long ago was never ended by `maintenance off`."""
+    place = fleet(1)
+    annotations = place.api.nodes["w0"]["metadata"]["annotations"]
+    made = Maintenance("disk", until=1.0 if expired else None)
+    if expired:
+        annotations["gpunodes.dev/maintenance"] = made.text()
+    work = MemoryWork(place)
+    work.during = lambda stage, _: annotations.setdefault("gpunodes.dev/maintenance", made.text()) and None
+    assert outcomes(roll_out(place, work)) == {"w0": DONE}
+    assert cordoned(place) == (set() if expired else {"w0"})
+    kept = maintenance.parse(annotations["gpunodes.dev/maintenance"])
+    assert kept
+    assert kept.cordoned is not expired
 
 
 def test_a_cordon_in_the_last_moment_is_respected() -> None:

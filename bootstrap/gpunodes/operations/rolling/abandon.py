@@ -95,7 +95,7 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
             command.leases.confirm(name)
             if why:
                 command.cluster.give_up(name, rollout, f"a roll-out was abandoned on it: {why}")
-            command.cluster.end_rollout(name, rollout)
+            command.cluster.end_rollout(name, rollout, command.now())
         else:
             why = ""
         outcome = RolloutOutcome.FAILED if why else RolloutOutcome.SKIPPED

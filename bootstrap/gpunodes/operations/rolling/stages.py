@@ -237,7 +237,7 @@ def _unready(tools: Tools, record: RolloutRecord, boot_id: str = "") -> str:
 
 
 def _uncordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
-    is_ours = tools.command.cluster.end_rollout(record.node, record.id)
+    is_ours = tools.command.cluster.end_rollout(record.node, record.id, tools.command.now())
     if record.disrupts is not Disruption.NOTHING:
         good = record.outcome is not None and record.outcome.good
         tools.report("uncordoned" if is_ours else "it stays cordoned: others cordoned it in the meantime")
