@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime as dt
 import itertools
 import json
 import time
@@ -64,11 +65,88 @@ def killed_at_request(
     return bool(dead)
 
 
+def far(place: Fleet, seconds: float) -> None:
+    """The dead command ran on another controller: its locks on machines look held until they expire."""
+    bury(place)
+    for name, lease in place.api.leases.items():
+        if name.startswith("gpunodes-machine-") and "holderIdentity" in lease["spec"]:
+            lease["spec"] |= {
+                "holderIdentity": "bob@far/rollout/boot/1/1/x",
+                "renewTime": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                "leaseDurationSeconds": seconds,
+            }
+
+
+def killed_in(stage: str, machine: str, place: Fleet, work: MemoryWork) -> None:
+    """Roll out, and die in a stage of a machine; the drain is one, too."""
+
+    def die() -> None:
+        place.api.before = lambda *_: (_ for _ in ()).throw(Killed)
+        raise Killed
+
+    def look(method: str, path: str) -> None:
+        if stage == "drain" and method != "GET" and path.endswith("/eviction"):
+            die()
+
+    place.api.before = look
+    work.during = lambda now, target: die() if (now, target.name) == (stage, machine) else None
+    with pytest.raises((Killed, Exception)):
+        roll_out(place, work)
+    place.api.before = lambda *_: None
+    work.during = lambda *_: None
+
+
+def test_a_machine_whose_lock_is_held_when_it_is_resumed_waits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own mark does not make it a machine of another roll-out, and its cordon is not forgotten."""
+    place = fleet(3)
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("apply", "w1", place, work)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    far(place, 600)
+    result = resume(place)
+    assert outcomes(result) == {"w0": RolloutOutcome.DONE, "w1": None, "w2": None}
+    assert "bob" in result.stopped
+    assert not result.finished
+    assert place.api.leases[LEASE]["metadata"]["annotations"][RECORD]
+    far(place, 0)
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+@pytest.mark.parametrize("stage", ["prepare", "apply"])
+def test_a_machine_is_resumed_when_its_lock_expires(stage: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(3)
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in(stage, "w1", place, work)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    made = context.TimeLimits
+    monkeypatch.setattr(context, "TimeLimits", lambda **given: dataclasses.replace(made(**given), patience=20))
+    far(place, 0.3)
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w1")[-3:] == ["prepare", "apply", "verify"]
+    clean(place)
+
+
+def test_a_machine_that_cannot_be_resumed_stays_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command of this user has it, such as `gpunodes power`."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, failing={"w0": "apply"}))
+    roll_out(place, work)
+    work.failing.clear()
+    with records.claimed("w0", "test"):
+        result = resume(place)
+    assert outcomes(result) == {"w0": None, "w1": None}
+    assert "works on w0" in result.stopped
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same controller", "another controller"])
 def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back."""
-    resumed = 0
+    resumed, made = 0, context.TimeLimits
+    monkeypatch.setattr(context, "TimeLimits", lambda **given: dataclasses.replace(made(**given), patience=20))
     for number in itertools.count(1):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"a{number}"))
         place = fleet(2)
@@ -78,6 +156,7 @@ def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, mon
             break
         if elsewhere:
             monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"b{number}"))
+            far(place, 0.1)
         if LEASE in place.api.leases and place.api.leases[LEASE]["metadata"]["annotations"].get(RECORD):
             result = resume(place)
             resumed += 1

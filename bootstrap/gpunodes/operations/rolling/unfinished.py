@@ -39,10 +39,12 @@ def to_resume(
 ) -> dict[str, RolloutRecord]:
     """The records of machines that were changed, to continue from, by machine; the others are chosen again.
 
-    What a record says of the work is replaced by what its class says.
+    Those that another command has locked are left out. What a record says of the work is replaced by what its class
+    says.
     """
-    found = find(command, rollout, command.leases.observe())
-    by_machine = {node.name: name for name, node in matches.items() if node}
+    locks = command.leases.observe()
+    found, busy = find(command, rollout, locks), {seen.name for seen in locks if seen.live}
+    by_machine = {node.name: name for name, node in matches.items() if node and lock_name(node.name) not in busy}
     for node in nodes:
         if node.rollout == rollout and node.name in by_machine and by_machine[node.name] not in found:
             # Its Lease was deleted: what was done on it is not known.
