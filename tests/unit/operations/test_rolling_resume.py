@@ -141,16 +141,67 @@ def test_a_machine_that_cannot_be_resumed_stays_in_the_record(monkeypatch: pytes
     clean(place)
 
 
+def test_killed_in_the_drain_a_node_that_never_drains_is_given_back(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mark does not say that the work was begun."""
+    place = fleet(2)
+    place.api.add_pod("train", "w0")
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("drain", "w0", place, work)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    bury(place)
+    place.api.budgeted.add("train")
+    assert outcomes(resume(place)) == {"w0": RolloutOutcome.NOT_DRAINED, "w1": RolloutOutcome.DONE}
+    assert work.stages("w0") == ["prepare", "prepare"]
+    clean(place)
+
+
+def test_killed_in_the_drain_a_node_that_cannot_be_prepared_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(2)
+    place.api.add_pod("train", "w0")
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("drain", "w0", place, work)
+    bury(place)
+    work.failing = {"w0": "prepare"}
+    assert outcomes(resume(place)) == {"w0": RolloutOutcome.FAILED, "w1": None}
+    assert not place.api.nodes["w0"]["spec"].get("unschedulable")
+    assert place.api.nodes["w0"]["metadata"]["annotations"] == {}
+
+
+def test_killed_in_the_drain_a_node_that_a_user_cordoned_then_keeps_that_cordon_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = fleet(1)
+    place.api.add_pod("train", "w0")
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("drain", "w0", place, work)
+    bury(place)
+    place.cordon("w0")
+    assert outcomes(resume(place)) == {"w0": RolloutOutcome.SKIPPED}
+    assert place.api.nodes["w0"]["spec"]["unschedulable"]
+    assert place.api.nodes["w0"]["metadata"]["annotations"] == {}
+    assert place.api.leases == {}
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("protected", [False, True], ids=["drains", "never drains"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same controller", "another controller"])
-def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back."""
+def test_killed_at_every_request_and_resumed(
+    elsewhere: bool, protected: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back.
+
+    One whose pod no budget lets go is given back, too.
+    """
+    first = RolloutOutcome.NOT_DRAINED if protected else RolloutOutcome.DONE
     resumed, made = 0, context.TimeLimits
     monkeypatch.setattr(context, "TimeLimits", lambda **given: dataclasses.replace(made(**given), patience=20))
     for number in itertools.count(1):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"a{number}"))
         place = fleet(2)
         place.api.add_pod("train", "w0")
+        place.api.budgeted |= {"train"} if protected else set()
         work = known(monkeypatch, MemoryWork(place))
         if not killed_at_request(place, work, number):
             break
@@ -162,9 +213,9 @@ def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, mon
             resumed += 1
         else:
             result = roll_out(place, work)  # before the first record, or after the end
-        assert set(outcomes(result).values()) == {RolloutOutcome.DONE}, number
-        assert set(work.versions.values()) == {"2"}
-        assert "train" not in place.api.pods
+        assert outcomes(result) == {"w0": first, "w1": RolloutOutcome.DONE}, number
+        assert work.versions == ({"w1": "2"} if protected else {"w0": "2", "w1": "2"})
+        assert ("train" in place.api.pods) is protected
         clean(place)
     assert resumed > 20
 

@@ -84,7 +84,7 @@ class Engine:
         nodes = {name: node for name, (node, _) in found.machines.items()}
         # One that is off on purpose is skipped, whatever it needs.
         waiting = [machine for machine in waiting if machine.name not in found.off]
-        left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe())
+        left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe(), live=True)
         with ThreadPoolExecutor(_READERS) as pool:
             targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
             answers = list(pool.map(self._needed, targets))

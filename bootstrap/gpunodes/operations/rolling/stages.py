@@ -129,7 +129,8 @@ def _cordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
     if own and cordons:
         tools.report("cordoned")
         tools.command.cluster.event(record.node, "RolloutStarted", f"gpunodes: {record.work}", warning=False)
-    return flow.cordoned(record, own=own)
+    node = None if own else tools.command.cluster.node(record.node)
+    return flow.cordoned(record, own=own, marked=node is not None and node.rollout == record.id)
 
 
 def _prepare(tools: Tools, record: RolloutRecord) -> RolloutRecord:
