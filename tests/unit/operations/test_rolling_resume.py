@@ -8,7 +8,7 @@ import datetime as dt
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -77,8 +77,8 @@ def far(place: Fleet, seconds: float) -> None:
             }
 
 
-def killed_in(stage: str, machine: str, place: Fleet, work: MemoryWork) -> None:
-    """Roll out, and die in a stage of a machine; the drain is one, too."""
+def killed_in(stage: str, machine: str, place: Fleet, work: MemoryWork, *, resumed: bool = False) -> None:
+    """Roll out, or resume that, and die in a stage of a machine; the drain is one, too."""
 
     def die() -> None:
         place.api.before = lambda *_: (_ for _ in ()).throw(Killed)
@@ -91,9 +91,53 @@ def killed_in(stage: str, machine: str, place: Fleet, work: MemoryWork) -> None:
     place.api.before = look
     work.during = lambda now, target: die() if (now, target.name) == (stage, machine) else None
     with pytest.raises((Killed, Exception)):
-        roll_out(place, work)
+        resume(place) if resumed else roll_out(place, work)
     place.api.before = lambda *_: None
     work.during = lambda *_: None
+
+
+@pytest.fixture
+def two_controllers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, MemoryWork]]:
+    """A command that died in the preparation of w0, and one on another controller that died while it took that back.
+
+    The first controller, whose record of w0 is older, is the one in use.
+    """
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, undoes=True, failing={"w0": "apply"}))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))
+    killed_in("prepare", "w0", place, work)
+    bury(place)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
+    killed_in("undo", "w0", place, work, resumed=True)
+    bury(place)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))
+    work.failing.clear()
+    work.done.clear()
+    yield place, work
+
+
+def test_the_later_of_two_records_counts(two_controllers: tuple[Fleet, MemoryWork]) -> None:
+    place, work = two_controllers
+    found = status.read(place, lambda *_: None)
+    assert {name: (each.stage, each.applied) for name, each in found.machines.items()} == {"w0": (Stage.UNDO, True)}
+    assert outcomes(resume(place))["w0"] is RolloutOutcome.UNDONE
+    assert work.stages("w0") == ["undo"], "what was being taken back is not applied again"
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+def test_a_record_of_work_that_ended_on_another_controller_is_not_resumed(
+    two_controllers: tuple[Fleet, MemoryWork], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is taken back on a node that is in use."""
+    place, work = two_controllers
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "third"))
+    assert outcomes(resume(place))["w0"] is RolloutOutcome.UNDONE
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
+    work.done.clear()
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w0") == ["prepare", "apply", "verify"]
+    clean(place)
 
 
 def test_a_machine_whose_lock_is_held_when_it_is_resumed_waits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -575,9 +619,11 @@ def test_a_record_for_another_node_is_not_used(monkeypatch: pytest.MonkeyPatch) 
 def test_records_keep_their_fields() -> None:
     record = RolloutRecord(
         "id", "work", "m", "c", "n", Disruption.GPU_PODS, 1.0, Stage.VERIFY, 2.0, True, True, gpus=8,
-        outcome=RolloutOutcome.FAILED, why="{{ x }}",
+        outcome=RolloutOutcome.FAILED, why="{{ x }}", written=3.0,
     )  # fmt: skip
     assert recording.parse(record.text()) == record
+    earlier = {name: value for name, value in json.loads(record.text()).items() if name != "written"}
+    assert recording.parse(json.dumps(earlier)).written == 0.0
     assert set(json.loads(record.text())) == {field.name for field in dataclasses.fields(RolloutRecord)}
     with pytest.raises(ValueError, match="not a repair record"):
         repair_record.parse(record.text())

@@ -51,6 +51,7 @@ class Tools:
 
     def save(self, record: RolloutRecord) -> None:
         """Write the record before an action; raises Lost if another command holds, or may hold, the lock."""
+        record = record.to(record.stage, written=self.command.now())
         records.write(record, records.ROLLOUTS)
         self.lock.confirm(record)
 
