@@ -17,7 +17,7 @@ from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
-from gpunodes.operations import upgrade, upgrade_plan
+from gpunodes.operations import preflight, upgrade, upgrade_plan
 from gpunodes.operations.etcd import backup
 from gpunodes.operations.rolling import commands, context, runtime, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
@@ -165,7 +165,50 @@ def test_a_rollback_installs_the_earlier_kubelet_and_nothing_else(
     work, target = upgrades.Rollback(inventory), Target(Machine("w-1", "w-1", Role.WORKER))
     work.prepare(target)
     work.apply(target)
-    assert (played, work.verify(target)) == ([("upgrade.yml", ["w-1"], ["undo"])], "")
+    plays = [("upgrade.yml", ["w-1"], [tag]) for tag in ("prepare", "undo")]
+    assert (played, work.verify(target)) == (plays, "")
+
+
+def _rollback(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, before: dict[str, str | None]) -> list[Any]:
+    """Call `upgrade rollback` for the workers, which have 1.36.3; what it rolls out, and what was asked."""
+    done: list[Any] = []
+    facts = {
+        name: {"kubernetes": {} if each is None else {"before": each}, "packages": {"kubelet": "1.36.3-1.1"}}
+        for name, each in before.items()
+    }
+    seen = SimpleNamespace(interrupted=False, cluster={"version": "v1.36.3"}, facts=facts)
+
+    def roll_out(_: Any, machines: list[Machine], work: Any, *more: Any) -> RolloutResult:
+        done.append({machine.name: work.needed(Target(machine)) for machine in machines})
+        return RolloutResult("id", work.name, [])
+
+    monkeypatch.setattr(preflight, "inspect", lambda *_, **__: seen)
+    monkeypatch.setattr(commands, "roll_out", roll_out)
+    monkeypatch.setattr(terminal, "confirm", lambda what, **_: done.append(what))
+    monkeypatch.setattr("sys.argv", ["gpunodes", "upgrade", "rollback", "w-*", "--yes", "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return [ended.value.code, *done]
+
+
+@pytest.mark.parametrize("before", ["", None, "1.32.9", "1.37.2"])
+def test_a_rollback_without_a_way_back_is_refused_before_a_node_is_drained(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: str | None
+) -> None:
+    assert _rollback(inventory, monkeypatch, {"w-1": "1.35.4", "w-2": before}) == [ExitCode.WRONG_INPUT]
+    shown = capsys.readouterr().err
+    assert ("w-2: its kubelet was" if before else "w-2: no earlier version") in shown
+    assert "w-1:" not in shown
+
+
+def test_a_rollback_says_to_which_versions(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has it already is not drained; one that does not respond is left to the roll-out, which skips it."""
+    question = "1 workers are drained and get their earlier kubelet: w-1 (1.35.4)"
+    needs = {"w-1": "its kubelet becomes 1.35.4", "w-2": ""}
+    found = _rollback(inventory, monkeypatch, {"w-1": "1.35.4", "w-2": "1.36.3"})
+    assert found == [ExitCode.DONE, question, needs]
+    found = _rollback(inventory, monkeypatch, {"w-1": "1.35.4"})
+    assert found == [ExitCode.DONE, question, needs | {"w-2": "its kubelet becomes the earlier one"}]
 
 
 def test_a_rollback_of_a_control_plane_is_refused_before_anything(
