@@ -148,6 +148,7 @@ UPGRADE: dict[str, Any] = {
     "lost": [],
     "unfinished": False,
     "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
+    "deprecated": [],
     "cluster": None,
 }
 """A result of upgrade_facts, without its free text."""
@@ -191,7 +192,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "upgrade_facts": {
             "upgrade_facts": {
                 **UPGRADE,
-                **dict.fromkeys(("unread", "not_compared"), shown),
+                **dict.fromkeys(("unread", "not_compared", "metrics_unread"), shown),
                 "fetched": {**UPGRADE["fetched"], "unasked": shown},
             }
         },

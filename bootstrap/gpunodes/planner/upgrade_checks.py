@@ -32,6 +32,7 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
         for name, check in _OF_MACHINES.items():
             findings += [PreflightFinding(subject.name, name, each) for each in check(target, subject, subject.own)]
     findings += [*_unasked(target, subjects), *_rewritten(subjects), *_addons(target, subjects)]
+    findings += _unread_metrics(subjects)
     known = {subject.node.get("name") for subject in subjects}
     for node in cluster["nodes"]:
         if node["name"] not in known:
@@ -234,14 +235,26 @@ def _unasked(target: str, subjects: Sequence[Subject]) -> Iterator[PreflightFind
 
 
 def _deprecated(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
-    for own in _clusters(subjects):
-        for row in own["cluster"]["deprecated"]:
-            if numbers(row["removed"]) <= numbers(target)[:2]:
-                yield Problem(
-                    f"a program uses the API {row['api']}, which Kubernetes {row['removed']} removes",
-                    "programs that use newer APIs",
-                    "find it by the audit log, and upgrade it; the API server forgets at its next start what was used",
-                )
+    """What API servers were asked for; one that does not say so is a warning (:func:`_unread_metrics`)."""
+    rows = {row["api"]: row["removed"] for subject in subjects for row in (subject.own or {}).get("deprecated", ())}
+    for api, removed in rows.items():
+        if numbers(removed) <= numbers(target)[:2]:
+            yield Problem(
+                f"a program uses the API {api}, which Kubernetes {removed} removes",
+                "programs that use newer APIs",
+                "find it by the audit log, and upgrade it; an API server forgets at its next start what was used",
+            )
+
+
+def _unread_metrics(subjects: Sequence[Subject]) -> Iterator[PreflightFinding]:
+    for subject in subjects:
+        if reason := (subject.own or {}).get("metrics_unread"):
+            problem = Problem(
+                f"which deprecated APIs its API server was asked for is unknown: {reason}",
+                "API servers that respond: each counts what it was asked itself",
+                "see `crictl ps -a` and `journalctl -u kubelet` on it",
+            )
+            yield PreflightFinding(subject.name, "deprecated", problem, Severity.WARNING)
 
 
 def _etcd(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:

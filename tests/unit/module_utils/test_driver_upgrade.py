@@ -117,7 +117,8 @@ class Machine:
         return {name: state for name, state in self.there.items() if transaction.belongs(name, patterns)}
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        found = {name: [*dict.fromkeys(s[name] for s in map(version_set, (self.newest, OLD)) if name in s)] for name in names}
+        every = [version_set(version) for version in (self.newest, OLD)]
+        found = {name: [*dict.fromkeys(each[name] for each in every if name in each)] for name in names}
         return {name: versions for name, versions in found.items() if versions}
 
     def hold(self, names: Sequence[str], held: bool) -> None:
@@ -283,9 +284,7 @@ def test_a_driver_that_does_not_build_is_put_back(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("offered", "expected"), [("590.48.02", "590.48.02"), ("590.40.01", NEW), (NEW, NEW)])
-def test_a_newer_driver_of_the_source_is_fetched_after_a_failure(
-    machine: Machine, offered: str, expected: str
-) -> None:
+def test_a_newer_driver_of_the_source_is_fetched_after_a_failure(machine: Machine, offered: str, expected: str) -> None:
     """The one that did not build is not tried for ever."""
     upgrade.prepare(SPEC)
     machine.broken = NEW

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gpunodes.ansible.module_utils.cluster import upgraded
 from gpunodes.ansible.module_utils.host import images, installation, services
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import Service, Spec
-from gpunodes.ansible.module_utils.kubeadm import command, upgrade, versions
+from gpunodes.ansible.module_utils.kubeadm import command, compared, upgrade, versions
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -233,6 +234,22 @@ def test_deprecated_apis_and_nothing_else_of_the_metrics() -> None:
     assert upgrade_facts.deprecated(metrics) == [
         {"api": "flowcontrol.apiserver.k8s.io/v1beta3 flowschemas", "removed": "1.37"}
     ]
+
+
+def test_every_control_plane_reads_its_own_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metric belongs to a process: another server does not know what this one was asked."""
+    text = 'apiserver_requested_deprecated_apis{group="a",removed_release="1.37",resource="b",version="v1"} 1\n'
+    monkeypatch.setattr(compared, "own_client", lambda _: SimpleNamespace(get=lambda _: {"message": text}))
+    monkeypatch.setattr(compared, "is_control_plane", lambda: False)
+    assert upgrade_facts._requested() == {"deprecated": [], "metrics_unread": ""}
+    monkeypatch.setattr(compared, "is_control_plane", lambda: True)
+    assert upgrade_facts._requested()["deprecated"] == [{"api": "a/v1 b", "removed": "1.37"}]
+
+    def refused(_: float) -> Any:
+        raise MachineProblem("it does not respond")
+
+    monkeypatch.setattr(compared, "own_client", refused)
+    assert upgrade_facts._requested() == {"deprecated": [], "metrics_unread": "it does not respond"}
 
 
 def test_versions_in_package_sources() -> None:

@@ -8,7 +8,7 @@ import datetime as dt
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -97,7 +97,7 @@ def killed_in(stage: str, machine: str, place: Fleet, work: MemoryWork, *, resum
 
 
 @pytest.fixture
-def two_controllers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, MemoryWork]]:
+def two_controllers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Fleet, MemoryWork]:
     """A command that died in the preparation of w0, and one on another controller that died while it took that back.
 
     The first controller, whose record of w0 is older, is the one in use.
@@ -113,7 +113,7 @@ def two_controllers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))
     work.failing.clear()
     work.done.clear()
-    yield place, work
+    return place, work
 
 
 def test_the_later_of_two_records_counts(two_controllers: tuple[Fleet, MemoryWork]) -> None:

@@ -178,7 +178,7 @@ def _rollback(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, before: dic
     }
     seen = SimpleNamespace(interrupted=False, cluster={"version": "v1.36.3"}, facts=facts)
 
-    def roll_out(_: Any, machines: list[Machine], work: Any, *more: Any) -> RolloutResult:
+    def roll_out(_: Any, machines: list[Machine], work: Any, *_more: Any) -> RolloutResult:
         done.append({machine.name: work.needed(Target(machine)) for machine in machines})
         return RolloutResult("id", work.name, [])
 

@@ -27,6 +27,8 @@ _INDEX_LIMIT = 64 << 20
 """Bytes of a package source's index, uncompressed."""
 _ANSWER_LIMIT_S = 30
 _WHOLE_S = 180
+_STARTS_S = 10
+"""Seconds for an API server that starts at the moment."""
 _MOST = 200
 """Deprecated APIs that are reported."""
 _RELEASE = re.compile(r"[1-9]\d?\.\d{1,3}")
@@ -76,8 +78,23 @@ def read(
         "offered": offered,
         "unread": unread,
         "fetched": _fetched_images(sources, offered),
+        **_requested(),
         "cluster": _cluster(kube_api.admin()) if cluster else None,
     }
+
+
+def _requested() -> dict[str, Any]:
+    """The deprecated APIs that were requested of the API server on this machine, or why that is not known.
+
+    Each API server counts what it was asked itself.
+    """
+    if not compared.is_control_plane():
+        return {"deprecated": [], "metrics_unread": ""}
+    try:
+        found = compared.own_client(_STARTS_S).get("/metrics")
+    except MachineProblem as problem:
+        return {"deprecated": [], "metrics_unread": str(problem)[:300]}
+    return {"deprecated": deprecated(str(found.get("message") or "")), "metrics_unread": ""}
 
 
 def _unpackaged() -> list[str]:
@@ -225,7 +242,6 @@ def _cluster(client: Client) -> dict[str, Any]:
         "coredns": _image(client, "deployments/coredns"),
         "proxy": _image(client, "daemonsets/kube-proxy"),
         "addons": sorted(name for name in images if _NAME.fullmatch(name))[:_MOST],
-        "deprecated": deprecated(str(client.get("/metrics").get("message") or "")),
     }
 
 
