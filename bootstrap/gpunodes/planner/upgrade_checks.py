@@ -156,7 +156,8 @@ def _plain(version: str) -> str:
 def _kubelet_gates(target: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _judged(target, subject.gates, "gpunodes_feature_gates")
     others = {name: value for name, value in own["kubelet_gates"].items() if name not in subject.gates}
-    place = "featureGates of the ConfigMap kubelet-config in kube-system, or in the kubelet's arguments"
+    files = "of a file in the kubelet's --config-dir, or in its arguments"
+    place = f"featureGates of the ConfigMap kubelet-config in kube-system, {files}"
     yield from _judged(target, others, place)
 
 
