@@ -23,7 +23,7 @@ def read(inventory: Inventory) -> dict[str, Switched]:
     None if no pool scales: then the control plane is not contacted. None either if it does not respond: the machines
     then count as any others.
     """
-    if not inventory.machines(Role.CONTROL_PLANE) or not any(map(_scales, _pools(inventory))):
+    if not inventory.machines(Role.CONTROL_PLANE) or not has_scaling_pools(inventory):
         return {}
     with contextlib.suppress(GpunodesError):
         fleet = InventoryFleet(inventory)
@@ -34,6 +34,11 @@ def read(inventory: Inventory) -> dict[str, Switched]:
             off = {name: each for name, each in switched.items() if each.is_off(ready=ready.get(name))}
             return match_switched(fleet, off, {})
     return {}
+
+
+def has_scaling_pools(inventory: Inventory) -> bool:
+    """Whether a pool scales by the settings."""
+    return any(map(_scales, _pools(inventory)))
 
 
 def split(

@@ -185,7 +185,7 @@ def _arguments(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Prob
         kubelet = row["program"] == "kubelet"
         present = own["kubelet_arguments"] if kubelet else own["arguments"].get(row["program"], ())
         if row["name"] in present and numbers(target)[:2] >= numbers(row["removed_in"]) and row["by"] != "kubeadm":
-            files = "/var/lib/kubelet/kubeadm-flags.env, or from KUBELET_EXTRA_ARGS in /etc/default/kubelet"
+            files = "/var/lib/kubelet/kubeadm-flags.env, KUBELET_EXTRA_ARGS in /etc/default/kubelet, or from its unit"
             place = files if kubelet else _KUBEADM_CONFIG
             yield Problem(
                 f"the {row['program']} gets --{row['name']}, which Kubernetes {row['removed_in']} removes",
