@@ -438,6 +438,15 @@ def test_a_kubelet_waits_for_its_control_plane(fleet: Machines) -> None:
     assert "kubeadm_upgrade" not in modules(fleet)
 
 
+def test_a_worker_without_an_earlier_version_is_not_prepared_to_return(fleet: Machines) -> None:
+    """So `upgrade rollback` learns it before the drain."""
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_returns=true", "--tags", "prepare", "--limit", "worker-1")
+    assert done.returncode
+    assert "its version before the last upgrade is unknown" in " ".join(done.stdout.split())
+    assert modules(fleet) == {"host_facts", "cluster_info"}
+
+
 def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) -> None:
     speak(fleet)
     done = played(fleet, "upgrade.yml", "--tags", "undo")
