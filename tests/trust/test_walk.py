@@ -150,6 +150,7 @@ UPGRADE: dict[str, Any] = {
     "lost": [],
     "unfinished": False,
     "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
+    "deprecated": [],
     "cluster": None,
 }
 """A result of upgrade_facts, without its free text."""
@@ -193,7 +194,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "upgrade_facts": {
             "upgrade_facts": {
                 **UPGRADE,
-                **dict.fromkeys(("unread", "not_compared"), shown),
+                **dict.fromkeys(("unread", "not_compared", "metrics_unread"), shown),
                 "fetched": {**UPGRADE["fetched"], "unasked": shown},
             }
         },
@@ -448,6 +449,15 @@ def test_a_kubelet_waits_for_its_control_plane(fleet: Machines) -> None:
     done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.37.2", "--limit", "worker-1", "--tags", "apply")
     assert "a kubelet is never newer than its control plane" in " ".join(done.stdout.split())
     assert "kubeadm_upgrade" not in modules(fleet)
+
+
+def test_a_worker_without_an_earlier_version_is_not_prepared_to_return(fleet: Machines) -> None:
+    """So `upgrade rollback` learns it before the drain."""
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_returns=true", "--tags", "prepare", "--limit", "worker-1")
+    assert done.returncode
+    assert "its version before the last upgrade is unknown" in " ".join(done.stdout.split())
+    assert modules(fleet) == {"host_facts", "cluster_info"}
 
 
 def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) -> None:

@@ -36,6 +36,11 @@ def read(inventory: Inventory) -> dict[str, Switched]:
     return {}
 
 
+def has_scaling_pools(inventory: Inventory) -> bool:
+    """Whether a pool scales by the settings."""
+    return any(map(_scales, _pools(inventory)))
+
+
 def split(
     inventory: Inventory, machines: Sequence[Machine], *, is_rolled_out: bool = False
 ) -> tuple[list[Machine], dict[str, str]]:

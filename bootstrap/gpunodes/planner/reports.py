@@ -227,6 +227,7 @@ _ARGUMENTS = Many(Pattern("name of an argument", r"[a-z0-9-]{1,100}"), 500)
 _GATES = Named(bool, 500, Pattern("feature gate", r"[A-Za-z0-9]{1,100}"))
 _COMPONENT = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _STATIC_POD = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
+_API = Pattern("API", r"[a-z0-9./-]{1,200} [a-z0-9.-]{1,100}")
 _UPGRADE = {
     "kubeadm": _NUMBERS,
     "kubelet": _NUMBERS,
@@ -242,6 +243,8 @@ _UPGRADE = {
     "offered": Named(Many(_NUMBERS, 1000), 3, one_of("kubeadm", "kubectl", "kubelet")),
     "unread": str,
     "fetched": {"version": _NUMBERS, "missing": Many(_IMAGE, 50), "unasked": str},
+    "deprecated": Many({"api": _API, "removed": Pattern("minor", r"[1-9][0-9]?\.[0-9]{1,3}")}, 200),
+    "metrics_unread": str,
     "cluster": Maybe(
         {
             "configured": _NUMBERS,
@@ -249,13 +252,6 @@ _UPGRADE = {
             "coredns": _IMAGE,
             "proxy": _IMAGE,
             "addons": Many(_IMAGE, 200),
-            "deprecated": Many(
-                {
-                    "api": Pattern("API", r"[a-z0-9./-]{1,200} [a-z0-9.-]{1,100}"),
-                    "removed": Pattern("minor", r"[1-9][0-9]?\.[0-9]{1,3}"),
-                },
-                200,
-            ),
         }
     ),
 }
