@@ -13,6 +13,7 @@ from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
+from gpunodes.planner import scaled_pools
 from gpunodes.repair.switched_off import Switched
 
 
@@ -79,3 +80,8 @@ def _pools(inventory: Inventory) -> list[object]:
         if pools not in found:
             found.append(pools)
     return found
+
+
+def _scales(pools: object) -> bool:
+    # Only Ansible can render a template: then a pool may scale.
+    return scaled_pools.any_scales(pools) or "{{" in str(pools)
