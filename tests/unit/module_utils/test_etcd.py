@@ -435,7 +435,7 @@ def test_a_whole_cluster_is_reset_with_all_members_that_work(monkeypatch: pytest
     # An etcd that is just starting is waited for.
     made = running(monkeypatch, member(1), member(2), working={1})
     monkeypatch.setattr(membership, "_STARTING_S", 60)
-    monkeypatch.setattr(etcd.time, "sleep", lambda _: made.working.add(2))
+    monkeypatch.setattr(time, "sleep", lambda _: made.working.add(2))
     with pytest.raises(MachineProblem, match=r"has others \(cp-2\)"):
         membership.check_alone(["cp-1"], required=False)
     # One that does not work has no cluster to lose, and neither has one without a quorum.

@@ -15,6 +15,7 @@ from gpunodes.cli import common, root, status
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.identity import matcher
+from gpunodes.identity.model import NodeIdentity
 from gpunodes.inventory import Inventory
 from gpunodes.model import MachineResult, Outcome, Role, RunResult
 from gpunodes.operations import kubeconfig, nodes, preflight
@@ -192,7 +193,7 @@ def test_a_control_plane_that_the_inventory_does_not_know_stops_a_restore(
         {"name": "w-1", "role": "worker", "ready": True},
     ]
     seen = preflight.Inspection((), "control-1", {"nodes": listed}, None, "", False, Path())
-    matched = {"control-1": matcher.Match(matcher.NodeIdentity("cp-1"), "boot id")}
+    matched = {"control-1": matcher.Match(NodeIdentity("cp-1"), "boot id")}
     monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, matched))
     done = run(inventory, "etcd", "restore", "b.tar", "--yes")
     if ready:
