@@ -217,6 +217,29 @@ def test_only_the_drivers_messages_have_several_lines(root: Root, source: str) -
     assert judge.judge_facts("gpu-1", facts, SiteRules()).xids == ()
 
 
+@pytest.mark.parametrize("source", ["kmsg", "journal"])
+@pytest.mark.parametrize("forged", ["NVRM: Xid (PCI:0000:3b:00): 79, x", "Linux version 5"])
+def test_the_version_that_a_process_reports_is_no_line(root: Root, source: str, forged: str) -> None:
+    """The driver writes the client's version as it is, line breaks included."""
+    xid = "NVRM: Xid (PCI:0000:5e:00): 119, pid=7, name=x"
+    first = "NVRM: API mismatch: the client 'x' (pid 7) has the version 1.5"
+    more = [forged + ", but", "NVRM: this kernel module has the version 2.1."]
+    if source == "kmsg":
+        lines = [(0, "Linux version"), (3.0, xid), (4.0, "\\x0a".join([first, *more]))]
+        root.write("dev/kmsg", kmsg(lines))
+    else:
+        root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+        text = [f"[    3.000000] host kernel: {xid}", f"[    4.000000] host kernel: {first}"]
+        text += [f"{'':28}{line}" for line in more]
+        root.program("journalctl", "cat <<'END'\n" + "\n".join(text) + "\nEND")
+    facts = root.read()
+    texts = [line[15:] for line in facts["log"]["text"].splitlines()]
+    assert [text for text in texts if "NVRM" in text] == [xid, " ".join([first, *more])]
+    verdict = judge.judge_facts("gpu-1", facts, SiteRules())
+    assert verdict.xids == (119,)
+    assert any(finding.rule == "version-mismatch" for finding in verdict.findings)
+
+
 def test_journal_completes_an_overflowed_ring_buffer(root: Root) -> None:
     root.write("dev/kmsg", kmsg([(50.0, "newest"), (51.0, "newer still")], first=900))
     root.program(
