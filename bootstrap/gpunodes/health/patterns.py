@@ -257,7 +257,8 @@ NVIDIA_FRAME = re.compile(
 # What is before a frame in a line that begins with `[`, a time: an address, the mark of an unsure frame, a register.
 # A line may also have the name of a program that crashed, which can look like a frame.
 BEFORE_FRAME = re.compile(
-    rb"\s*\[[^\]\n]*\](?:\s+\S+\s+kernel:)?(?:\s*\[\s*[TC]\d+\])?\s*(?:[A-Z]?IP|LR|pc|lr)?(?: is at)?[\s\[\]<>?:\da-f]*"
+    rb"\s*\[[^\]\n]*\](?:\s+(?:\S+\s+)?kernel:)?(?:\s*\[[\s\d.]+\])?(?:\s*\[\s*[TC]\d+\])?"
+    rb"\s*(?:[A-Z]?IP|LR|pc|lr)?(?: is at)?[\s\[\]<>?:\da-f]*"
 )
 # What a whole stack ends with: the first function of a thread of the kernel, or how a program entered the kernel.
 STACK_END = re.compile(rb"\b(?:kthread|entry_\w+|do_syscall\w*|system_call\w*|el0\w*|asm_exc_\w+)\+0x\w+/0x\w+")

@@ -28,7 +28,8 @@ def _report_end(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], 
 def _frame(pattern: re.Pattern[bytes], window: bytes, begin: int, end: int) -> bytes:
     """The first frame, or work item, that matches a pattern, where the kernel writes one; empty if there is none."""
     for found in pattern.finditer(window, begin, end):
-        before = text_before(window, found.start())
+        # From the true beginning of the line: the middle of a long one can be a file's name.
+        before = window[window.rfind(b"\n", 0, found.start()) + 1 : found.start()]
         header = before.rstrip(_FUNCTION)
         if not header.lstrip().startswith(b"[") or patterns.BEFORE_FRAME.fullmatch(header):
             return b" ".join((before[len(header) :] + found[0]).split())
