@@ -145,7 +145,7 @@ def test_frames_behind_the_headers_of_journalctl(header: str, tmp_path: Path) ->
 
 
 OWN: dict[str, Any] = {"status": "timeout", "pid": 4242, "task_state": "D", "xml": None}
-CUT = {"what": "tasks", "error": "2300 threads are in uninterruptible sleep"}
+CUT = {"what": "threads", "error": "2300 threads are in uninterruptible sleep"}
 
 
 @pytest.mark.parametrize("status", ["stuck", "timeout"])
@@ -170,6 +170,25 @@ def test_an_nvidia_smi_that_hangs_is_judged_by_its_stack(
     assert (found.state, found.hung_in_driver) == (state, state is State.HUNG)
     assert found.action is (Action.REBOOT if state is State.HUNG else Action.NONE)
     assert says in found.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("wchans", "what", "hangs"),
+    [
+        (["rwsem_down_write_slowpath", "__down_common"], "threads", True),
+        (["rwsem_down_write_slowpath", "rpc_wait_bit_killable"], "threads", False),
+        (["folio_wait_bit_common"], "threads", False),
+        (["", "0"], "threads", False),
+        # The collector of the threads did not end: that says nothing of their number.
+        ([""], "tasks", True),
+    ],
+)
+def test_where_the_kernel_shows_no_stacks_the_functions_of_many_threads_tell(
+    wchans: list[str], what: str, hangs: bool
+) -> None:
+    others = [{**asleep("python3", [""], pid=pid, wchan=wchan), "stack": []} for pid, wchan in enumerate(wchans)]
+    found = judged(with_(smi={**OWN, "stack": []}, tasks=others, errors=[{**CUT, "what": what}]))
+    assert (found.hung_in_driver, found.action is Action.REBOOT) == (hangs, hangs)
 
 
 def test_a_short_wait_in_the_driver_is_no_hang_because_nvidia_smi_waits_elsewhere() -> None:

@@ -13,10 +13,9 @@ from .options import Emit, ProbeOptions
 
 Line = Tuple[float, str]
 """Seconds since the boot, and the text."""
-# How NVIDIA's messages of several lines begin. In other messages a line break may be a process's: the kernel writes the
-# name of a program that crashed as it is. A message may also begin with a process's name, but these texts are longer.
+# How NVIDIA's messages of several lines begin; no name of a process is as long. In others a line break may be a
+# process's, in the name of a program that crashed, or in the version that a client reports to the driver.
 _SEVERAL_LINES = "NVRM: The NVIDIA "
-# Its breaks may be a process's, too: the driver writes the version that the client reports as it is.
 _ONE_LINE = "NVRM: API mismatch: "
 
 
@@ -100,7 +99,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
 
 
 def _texts(lines: List[str]) -> List[str]:
-    """A message of NVIDIA's as it is reported; [] for another one."""
+    """A message of NVIDIA's as it is reported; else []."""
     if lines[0].startswith(_ONE_LINE):
         return [" ".join(lines)]
     return lines if lines[0].startswith(_SEVERAL_LINES) else []
@@ -136,12 +135,12 @@ def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
         seconds = float(found.group(1))
         if seconds >= before:
             return
-        for text in _texts(lines) or lines[:1]:
+        for text in lines:
             yield seconds, text
 
 
 def _entries(output: Iterator[str], pattern: "re.Pattern[str]") -> Iterator[Tuple["re.Match[str]", List[str]]]:
-    """The entries of a log, by the match of their first lines; and their lines, the first without its header."""
+    """The entries of a log: the match of the first line, and the lines that are reported."""
     found: Optional[re.Match[str]] = None
     lines: List[str] = []
     for line in output:
@@ -150,10 +149,10 @@ def _entries(output: Iterator[str], pattern: "re.Pattern[str]") -> Iterator[Tupl
             lines.append(line.strip())
             continue
         if found:
-            yield found, lines
+            yield found, _texts(lines) or lines[:1]
         found, lines = following, [following.group(pattern.groups)]
     if found:
-        yield found, lines
+        yield found, _texts(lines) or lines[:1]
 
 
 def _dmesg(options: ProbeOptions) -> Iterator[Line]:
@@ -165,5 +164,5 @@ def _dmesg(options: ProbeOptions) -> Iterator[Line]:
     with contextlib.suppress(OSError, readers.SlowError):
         for found, lines in _entries(readers.output([program, "-r"], 5), pattern):
             if int(found.group(1)) >> 3 == 0:
-                for text in _texts(lines) or lines[:1]:
+                for text in lines:
                     yield float(found.group(2)), text
