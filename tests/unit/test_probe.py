@@ -67,7 +67,16 @@ class Root:
         (self.folder / "proc").symlink_to("/proc")
 
     def thread(
-        self, pid: int, comm: str, state: str, *, kthread: bool = False, stack: str = "", cpu: int = 0, ran_s: float = 0
+        self,
+        pid: int,
+        comm: str,
+        state: str,
+        *,
+        kthread: bool = False,
+        stack: str = "",
+        cpu: int = 0,
+        ran_s: float = 0,
+        wchan: str = "rwsem_down_write",
     ) -> None:
         """``ran_s``: when it last ran, by the clock of its CPU."""
         flags = threads.PF_KTHREAD if kthread else 0
@@ -76,7 +85,7 @@ class Root:
         self.write(f"{folder}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
         self.write(f"{folder}/status", "Name: x\nvoluntary_ctxt_switches:\t7\n")
         self.write(f"{folder}/sched", f"se.exec_start : {ran_s * 1000:.3f}\n" if ran_s else "")
-        self.write(f"{folder}/wchan", "rwsem_down_write")
+        self.write(f"{folder}/wchan", wchan)
         self.write(f"{folder}/stack", stack)
 
     def read(self, deadline_s: float = 8.0, smi_s: float = 20.0) -> dict[str, Any]:
@@ -633,6 +642,23 @@ def test_hanging_read_costs_only_its_own_collector(root: Root) -> None:
     assert facts["driver"]["gpus"] == []
     assert facts["smi"]["status"] == "ok"
     assert any(error["what"] == "driver" and "did not finish" in error["error"] for error in facts["errors"])
+
+
+@pytest.mark.parametrize("sleepers", [0, 230])
+def test_a_stack_that_blocks_hides_no_hang(root: Root, sleepers: int) -> None:
+    """Before Linux 5.7 that of a thread that executes a file on a frozen server does; a pipe is the stand-in."""
+    root.thread(9, "migration/0", "S", kthread=True, ran_s=160)
+    for pid in range(20, 21 + sleepers):
+        root.thread(pid, "sh", "D", ran_s=100, wchan="rpc_wait_bit_killable")
+        (root.folder / f"proc/{pid}/task/{pid}/stack").unlink()
+        os.mkfifo(root.folder / f"proc/{pid}/task/{pid}/stack")
+    root.smi(f"cat <<'END'\n{XML}END")
+    assert root.read(deadline_s=4)["smi"]["status"] == "ok"
+    root.thread(300, "nvidia-smi", "D", stack=IN_DRIVER, ran_s=100)
+    facts = root.read(deadline_s=4)
+    assert (facts["smi"]["status"], facts["smi"]["pid"]) == ("stuck", 300)
+    task = next(task for task in facts["tasks"] if task["pid"] == 300)
+    assert (len(task["stack"]), task["age_s"]) == (2, 60.0)
 
 
 # --- devices, driver, services ---------------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Sequence
 
-from gpunodes.ansible.module_utils.probe.known import STUCK_S, in_driver
+from gpunodes.ansible.module_utils.probe.known import FILE_WAIT, STUCK_S, in_driver
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
 from gpunodes.health.facts import Facts
@@ -83,11 +82,7 @@ def _waits_elsewhere(facts: Facts) -> str:
     if not any(what == "threads" for what, _ in facts.errors):
         return ""
     functions = [task.wchan for task in facts.tasks if task.state == "D" and task.wchan not in {"", "0"}]
-    return "something unknown" if not functions or any(map(_FILE_WAIT.match, functions)) else ""
-
-
-_FILE_WAIT = re.compile(r"_*(?:rpc|nfs\d?|folio_wait|wait_on_page|page_wait|io_schedule|request_wait_answer|fuse)")
-"""The functions in which threads wait for files (/proc/PID/wchan)."""
+    return "something unknown" if not functions or any(map(FILE_WAIT.match, functions)) else ""
 
 
 def _is_nfs(line: str) -> bool:

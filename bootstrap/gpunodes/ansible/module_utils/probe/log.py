@@ -22,8 +22,8 @@ _ONE_LINE = "NVRM: API mismatch: "
 def log(options: ProbeOptions, emit: Emit) -> None:
     """The kernel's log lines of this boot.
 
-    /dev/kmsg is the ring buffer itself: always current, and complete unless it has overflowed. Only then the journal
-    is read for the lost lines, because that takes seconds where the journal is long.
+    /dev/kmsg is the ring buffer itself. Only if it has overflowed, the journal is read for the lost lines: that takes
+    seconds where it is long.
     """
     deduplicator = Deduplicator()
     source: Optional[str] = None
@@ -63,7 +63,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
     """The ring buffer's kernel lines, whether they reach back to the boot, and an error message.
 
     A record is ``priority,sequence,microseconds,flags;text`` and lines of properties that begin with a blank
-    (Documentation/ABI/testing/dev-kmsg). User space cannot write records with the kernel's facility, 0.
+    (Documentation/ABI/testing/dev-kmsg). User space cannot write records with the facility 0.
     """
     lines: List[Line] = []
     first: Optional[int] = None
@@ -123,7 +123,7 @@ def _records(device: int) -> Iterator[Optional[str]]:
 def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
     """This boot's kernel lines in the journal up to ``before`` (seconds since the boot).
 
-    The facility excludes lines that user space wrote to /dev/kmsg: the journal stores them with the kernel's transport.
+    The facility excludes what user space wrote to /dev/kmsg.
     """
     program = readers.program(options, "journalctl")
     if program is None:

@@ -52,7 +52,7 @@ def _state(thread: Thread) -> Dict[str, Any]:
 
 
 def _emit_state(left: Optional[Thread], emit: Emit) -> None:
-    """Report how a nvidia-smi of gpunodes hangs; its stack last, because reading it may block."""
+    """Report how a nvidia-smi of gpunodes hangs; its stack last, which may block."""
     if left is not None:
         emit("smi", _state(left))
         emit("smi", {"stack": left.stack()})
@@ -69,8 +69,7 @@ def _hung_thread(options: ProbeOptions, name: str = "") -> Optional[Thread]:
 def _lock(options: ProbeOptions, deadline: float) -> Tuple[Optional[int], Optional[int]]:
     """The lock that every nvidia-smi process of gpunodes holds; or the process that still holds it at the deadline.
 
-    It is what tells an earlier nvidia-smi of gpunodes from a process that only calls itself so. A lock file of another
-    user is not trusted.
+    Another process can only have its name. A lock file of another user is not trusted.
     """
     user = os.geteuid()
     try:
@@ -111,7 +110,7 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
         os.ftruncate(lock, 0)
         os.write(lock, str(process.pid).encode("ascii"))
         os.close(lock)
-    # Reported now in case this process is killed before nvidia-smi ends.
+    # In case this process is killed before nvidia-smi ends.
     emit("smi", {"status": "timeout", "pid": process.pid, "message": "nvidia-smi did not end before the probe did"})
     stdout = cast(IO[bytes], process.stdout)  # Popen is called with a pipe
     output = b""

@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 from . import readers
-from .known import DRIVER_THREAD, STUCK_S, in_driver
+from .known import DRIVER_THREAD, FILE_WAIT, STUCK_S, in_driver
 from .options import Emit, ProbeOptions
 
 TASKS = 200
@@ -41,6 +41,13 @@ class Thread:
         found = re.search(r"^se\.exec_start\s*:\s*([\d.]+)", readers.text(self.folder + "/sched", 4096), re.MULTILINE)
         return float(found.group(1)) if found else None
 
+    def wchan(self) -> str:
+        return readers.text(self.folder + "/wchan", 256).strip()
+
+    def waits_for_file(self) -> bool:
+        """Before Linux 5.7 a read of its stack then waits, too, if it executes the file."""
+        return bool(FILE_WAIT.match(self.wchan()))
+
     def stack(self) -> List[str]:
         """Its kernel stack, [] if it cannot be read; reading it may block."""
         lines = readers.text(self.folder + "/stack", 8192).splitlines()
@@ -54,7 +61,7 @@ class Thread:
 
     def hangs_in_driver(self, clocks: Dict[str, float]) -> bool:
         """Whether it has slept in the driver for ``STUCK_S``, by its stack: it may have any name."""
-        return self.age_s(clocks) >= STUCK_S and in_driver(self.stack())
+        return self.age_s(clocks) >= STUCK_S and not self.waits_for_file() and in_driver(self.stack())
 
     def to_fact(self, clocks: Dict[str, float]) -> Dict[str, Any]:
         return {
@@ -62,7 +69,7 @@ class Thread:
             "comm": self.comm,
             "state": self.state,
             "kthread": self.kthread,
-            "wchan": readers.text(self.folder + "/wchan", 256).strip(),
+            "wchan": self.wchan(),
             "stack": [],
             "age_s": round(max(0.5, self.age_s(clocks)), 1) if self.state == "D" else 0.0,
         }
@@ -91,7 +98,7 @@ def _numbers(folder: str) -> List[int]:
 def tasks(options: ProbeOptions, emit: Emit) -> None:
     """Threads that stay in uninterruptible sleep, and the driver's tools; then their stacks, which may block.
 
-    Of thousands that wait for a frozen file server, those in the driver are reported, whatever their place.
+    Of thousands that wait for files, those in the driver are reported, whatever their place.
     """
     tools: List[Thread] = []
     asleep: List[Thread] = []
@@ -111,16 +118,16 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
     for thread in reported:
         if thread.state != "D":
             emit("tasks", thread.to_fact(clocks))
-    for thread in reported:
-        if thread.state in "DR":
-            emit("stacks", {str(thread.tid): thread.stack()})
     left = TASKS
     for thread in stuck[TASKS:]:
-        stack = thread.stack()
+        stack = [] if thread.waits_for_file() else thread.stack()
         if left and in_driver(stack):
             left -= 1
             emit("tasks", thread.to_fact(clocks))
             emit("stacks", {str(thread.tid): stack})
+    for thread in sorted(reported, key=Thread.waits_for_file):
+        if thread.state in "DR":
+            emit("stacks", {str(thread.tid): thread.stack()})
 
 
 def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) -> List[Thread]:
