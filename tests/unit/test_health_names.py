@@ -92,6 +92,11 @@ def test_the_stack_of_another_thread_is_not_that_of_the_task() -> None:
     assert live(hung("nvidia-smi", []) + crashed).action is Action.NONE
 
 
+def test_the_name_of_a_group_is_no_end_of_a_stack() -> None:
+    line = "cgroup: fork rejected by pids controller in /" + "x" * 400 + "/ kthread+0x1/0x2\n"
+    assert live(hung("nvidia-smi", []) + line).action is Action.NONE
+
+
 def test_a_thread_of_the_kernel_with_another_name_is_not_the_drivers() -> None:
     assert live(hung("kworker/2:3", OF_KERNEL_THREAD)).findings == ()
 
@@ -102,6 +107,9 @@ def test_a_thread_of_the_kernel_with_another_name_is_not_the_drivers() -> None:
         "pod[7]: segfault at 0 ip 000056264eafb132 sp 00007fffd0f082e0 error 6 in x+0x1/0x2 [nvidia][1132,5626+1000]",
         "pod[7]: segfault at 0 ip 000056264eafb132 sp 00007fffd0f082e0 error 6 in x\\x0a x+0x1/0x2 [nvidia][1,56+10]",
         "traps: pod[7] trap divide error ip:401106 sp:7ffc error:0 in Workqueue: events x [nvidia][401000+1000]",
+        # Longer than what is read before a frame.
+        "pod[7]: segfault at 0 ip 0000 sp 0000 error 6 in " + "\\x01" * 110 + " Workqueue: e f [nvidia][401000+1000]",
+        "cgroup: fork rejected by pids controller in /" + "x" * 400 + "/f+0x1/0x2 [nvidia]",
     ],
 )
 def test_the_name_of_a_file_is_no_frame(line: str, tmp_path: Path) -> None:
@@ -128,8 +136,16 @@ def test_frames_as_kernels_write_them(line: str) -> None:
     assert live("INFO: task cat:7 blocked for more than 122 seconds.\n" + line + "\n").hung_in_driver
 
 
+@pytest.mark.parametrize("header", ["[   60.000001] kernel: ", "[   60.000001] gpu-1 kernel: [   60.000001] "])
+def test_frames_behind_the_headers_of_journalctl(header: str, tmp_path: Path) -> None:
+    """With --no-hostname, and of a kernel that writes its times."""
+    text = "".join(f"{header}{line}\n" for line in hung("python3", [*OF_KERNEL_THREAD, FRAME]).splitlines())
+    found = verdict_on(tmp_path, text.encode())
+    assert (found.action, found.hung_in_driver) == (Action.REBOOT, True)
+
+
 OWN: dict[str, Any] = {"status": "timeout", "pid": 4242, "task_state": "D", "xml": None}
-CUT = {"what": "tasks", "error": "2300 threads are in uninterruptible sleep"}
+CUT = {"what": "threads", "error": "2300 threads are in uninterruptible sleep"}
 
 
 @pytest.mark.parametrize("status", ["stuck", "timeout"])
@@ -154,6 +170,25 @@ def test_an_nvidia_smi_that_hangs_is_judged_by_its_stack(
     assert (found.state, found.hung_in_driver) == (state, state is State.HUNG)
     assert found.action is (Action.REBOOT if state is State.HUNG else Action.NONE)
     assert says in found.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("wchans", "what", "hangs"),
+    [
+        (["rwsem_down_write_slowpath", "__down_common"], "threads", True),
+        (["rwsem_down_write_slowpath", "rpc_wait_bit_killable"], "threads", False),
+        (["folio_wait_bit_common"], "threads", False),
+        (["", "0"], "threads", False),
+        # The collector of the threads did not end: that says nothing of their number.
+        ([""], "tasks", True),
+    ],
+)
+def test_where_the_kernel_shows_no_stacks_the_functions_of_many_threads_tell(
+    wchans: list[str], what: str, hangs: bool
+) -> None:
+    others = [{**asleep("python3", [""], pid=pid, wchan=wchan), "stack": []} for pid, wchan in enumerate(wchans)]
+    found = judged(with_(smi={**OWN, "stack": []}, tasks=others, errors=[{**CUT, "what": what}]))
+    assert (found.hung_in_driver, found.action is Action.REBOOT) == (hangs, hangs)
 
 
 def test_a_short_wait_in_the_driver_is_no_hang_because_nvidia_smi_waits_elsewhere() -> None:

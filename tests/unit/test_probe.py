@@ -66,13 +66,26 @@ class Root:
         shutil.rmtree(self.folder / "proc")
         (self.folder / "proc").symlink_to("/proc")
 
-    def thread(self, pid: int, comm: str, state: str, *, kthread: bool = False, stack: str = "") -> None:
+    def thread(
+        self,
+        pid: int,
+        comm: str,
+        state: str,
+        *,
+        kthread: bool = False,
+        stack: str = "",
+        cpu: int = 0,
+        ran_s: float = 0,
+        wchan: str = "rwsem_down_write",
+    ) -> None:
+        """``ran_s``: when it last ran, by the clock of its CPU."""
         flags = threads.PF_KTHREAD if kthread else 0
-        fields = [state, "1", "1", "1", "0", "-1", str(flags), *["0"] * 4, "5", "5", *["0"] * 6, "900", "0"]
+        fields = [state, *"11100", str(flags), *["0"] * 29, str(cpu), "0"]
         folder = f"proc/{pid}/task/{pid}"
         self.write(f"{folder}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
         self.write(f"{folder}/status", "Name: x\nvoluntary_ctxt_switches:\t7\n")
-        self.write(f"{folder}/wchan", "rwsem_down_write")
+        self.write(f"{folder}/sched", f"se.exec_start : {ran_s * 1000:.3f}\n" if ran_s else "")
+        self.write(f"{folder}/wchan", wchan)
         self.write(f"{folder}/stack", stack)
 
     def read(self, deadline_s: float = 8.0, smi_s: float = 20.0) -> dict[str, Any]:
@@ -215,6 +228,29 @@ def test_only_the_drivers_messages_have_several_lines(root: Root, source: str) -
     assert [text for text in texts if text in LOST] == list(LOST)
     assert not [text for text in texts if text.startswith("NVRM: Xid")]
     assert judge.judge_facts("gpu-1", facts, SiteRules()).xids == ()
+
+
+@pytest.mark.parametrize("source", ["kmsg", "journal"])
+@pytest.mark.parametrize("forged", ["NVRM: Xid (PCI:0000:3b:00): 79, x", "Linux version 5"])
+def test_the_version_that_a_process_reports_is_no_line(root: Root, source: str, forged: str) -> None:
+    """The driver writes the client's version as it is, line breaks included."""
+    xid = "NVRM: Xid (PCI:0000:5e:00): 119, pid=7, name=x"
+    first = "NVRM: API mismatch: the client 'x' (pid 7) has the version 1.5"
+    more = [forged + ", but", "NVRM: this kernel module has the version 2.1."]
+    if source == "kmsg":
+        lines = [(0, "Linux version"), (3.0, xid), (4.0, "\\x0a".join([first, *more]))]
+        root.write("dev/kmsg", kmsg(lines))
+    else:
+        root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+        text = [f"[    3.000000] host kernel: {xid}", f"[    4.000000] host kernel: {first}"]
+        text += [f"{'':28}{line}" for line in more]
+        root.program("journalctl", "cat <<'END'\n" + "\n".join(text) + "\nEND")
+    facts = root.read()
+    texts = [line[15:] for line in facts["log"]["text"].splitlines()]
+    assert [text for text in texts if "NVRM" in text] == [xid, " ".join([first, *more])]
+    verdict = judge.judge_facts("gpu-1", facts, SiteRules())
+    assert verdict.xids == (119,)
+    assert any(finding.rule == "version-mismatch" for finding in verdict.findings)
 
 
 def test_journal_completes_an_overflowed_ring_buffer(root: Root) -> None:
@@ -381,7 +417,7 @@ def test_at_most_200_threads_are_reported(root: Root) -> None:
         root.thread(pid, "stuck", "D")
     facts = root.read()
     assert [task["pid"] for task in facts["tasks"]] == list(range(90, 290))
-    assert {"what": "tasks", "error": "250 threads are in uninterruptible sleep"} in facts["errors"]
+    assert {"what": "threads", "error": "250 threads are in uninterruptible sleep"} in facts["errors"]
 
 
 def test_every_thread_in_the_driver_is_reported_however_many_wait_for_files(root: Root) -> None:
@@ -444,9 +480,9 @@ def test_nvidia_smi_is_killed_at_its_deadline(root: Root, script: str) -> None:
 def test_nvidia_smi_gets_less_time_while_the_driver_hangs(
     root: Root, monkeypatch: pytest.MonkeyPatch, slept_s: float, module: str, waits: bool
 ) -> None:
-    root.thread(20, "kworker/u2:0", "D", kthread=True, stack=f"[<0>] os_acquire_mutex+0x3b/0x50 [{module}]\n")
-    root.write("proc/20/task/20/sched", "se.exec_start : 100000.000\n")
-    monkeypatch.setattr(smi_run, "now_ms", lambda _: 100000 + slept_s * 1000)
+    stack = f"[<0>] os_acquire_mutex+0x3b/0x50 [{module}]\n"
+    root.thread(20, "kworker/u2:0", "D", kthread=True, stack=stack, ran_s=100)
+    root.thread(9, "migration/0", "S", kthread=True, ran_s=100 + slept_s)
     monkeypatch.setattr(smi_run, "HOPELESS_S", 0.5)
     root.smi("exec sleep 1000")
     smi = root.read(smi_s=3)["smi"]
@@ -509,17 +545,29 @@ IN_DRIVER = "[<0>] os_acquire_mutex+0x3b/0x50 [nvidia]\n[<0>] nvidia_ioctl+0x6cd
         (IN_DRIVER, 2, True),
         ("[<0>] nfs_wait_bit_killable+0x1e/0x90 [nfs]\n", 60, True),
         ("[<0>] wait_for_vfork_done+0x41/0x60\n", 60, True),
+        # The driver needs a page of a file: a frozen NFS server does not give it.
+        ("[<0>] filemap_fault+0x1/0x2\n[<0>] asm_exc_page_fault+0x22/0x30\n" + IN_DRIVER, 60, True),
+        ("[<0>] uvm_va_block+0x1/0x2 [nvidia_uvm]\n[<0>] handle_mm_fault+0x1/0x2\n", 60, False),
+        ("[<0>] nvfs_io_wait+0x1/0x2 [nvidia_fs]\n", 60, True),
         # A kernel that shows no stack.
         ("", 60, True),
     ],
-    ids=["in the driver", "in the driver, recent", "NFS", "vfork", "no stack"],
+    ids=[
+        "in the driver",
+        "in the driver, recent",
+        "NFS",
+        "vfork",
+        "page",
+        "page, unified memory",
+        "nvidia_fs",
+        "no stack",
+    ],
 )
 def test_no_second_nvidia_smi_starts_while_one_hangs_in_the_driver(
-    root: Root, monkeypatch: pytest.MonkeyPatch, stack: str, slept_s: float, starts: bool
+    root: Root, stack: str, slept_s: float, starts: bool
 ) -> None:
-    root.thread(20, "nvidia-smi", "D", stack=stack)
-    root.write("proc/20/task/20/sched", "se.exec_start : 100000.000\n")
-    monkeypatch.setattr(smi_run, "now_ms", lambda _: 100000 + slept_s * 1000)
+    root.thread(20, "nvidia-smi", "D", stack=stack, ran_s=100)
+    root.thread(9, "migration/0", "S", kthread=True, ran_s=100 + slept_s)
     root.smi(f"cat <<'END'\n{XML}END")
     smi = root.read()["smi"]
     if starts:
@@ -527,6 +575,21 @@ def test_no_second_nvidia_smi_starts_while_one_hangs_in_the_driver(
     else:
         lines = [line.removeprefix("[<0>] ") for line in stack.splitlines()]
         assert (smi["status"], smi["pid"], smi["task_state"], smi["stack"]) == ("stuck", 20, "D", lines)
+
+
+@pytest.mark.parametrize(("slept_s", "hangs"), [(1, False), (60, True)])
+def test_how_long_a_thread_sleeps_is_told_by_the_clock_of_its_cpu(root: Root, slept_s: float, hangs: bool) -> None:
+    """The other CPU's clock is minutes ahead, or behind: it has other interrupts."""
+    for cpu, now in ((0, 5000), (1, 1000), (2, 500)):
+        root.thread(10 + cpu, f"ksoftirqd/{cpu}", "S", kthread=True, cpu=cpu, ran_s=now)
+    root.thread(20, "nvidia-smi", "D", stack=IN_DRIVER, cpu=1, ran_s=1000 - slept_s)
+    # Any process can take the name.
+    root.thread(21, "ksoftirqd/1", "S", cpu=1, ran_s=5000)
+    root.smi(f"cat <<'END'\n{XML}END")
+    facts = root.read()
+    assert (facts["smi"]["status"] == "stuck") is hangs
+    assert [task["age_s"] for task in facts["tasks"]] == [slept_s]
+    assert judge.judge_facts("gpu-1", facts, SiteRules()).hung_in_driver is hangs
 
 
 @pytest.mark.parametrize("name", ["nvidia-smi", "nvidia-persiste", "nv_queue"])
@@ -579,6 +642,23 @@ def test_hanging_read_costs_only_its_own_collector(root: Root) -> None:
     assert facts["driver"]["gpus"] == []
     assert facts["smi"]["status"] == "ok"
     assert any(error["what"] == "driver" and "did not finish" in error["error"] for error in facts["errors"])
+
+
+@pytest.mark.parametrize("sleepers", [0, 230])
+def test_a_stack_that_blocks_hides_no_hang(root: Root, sleepers: int) -> None:
+    """Before Linux 5.7 that of a thread that executes a file on a frozen server does; a pipe is the stand-in."""
+    root.thread(9, "migration/0", "S", kthread=True, ran_s=160)
+    for pid in range(20, 21 + sleepers):
+        root.thread(pid, "sh", "D", ran_s=100, wchan="rpc_wait_bit_killable")
+        (root.folder / f"proc/{pid}/task/{pid}/stack").unlink()
+        os.mkfifo(root.folder / f"proc/{pid}/task/{pid}/stack")
+    root.smi(f"cat <<'END'\n{XML}END")
+    assert root.read(deadline_s=4)["smi"]["status"] == "ok"
+    root.thread(300, "nvidia-smi", "D", stack=IN_DRIVER, ran_s=100)
+    facts = root.read(deadline_s=4)
+    assert (facts["smi"]["status"], facts["smi"]["pid"]) == ("stuck", 300)
+    task = next(task for task in facts["tasks"] if task["pid"] == 300)
+    assert (len(task["stack"]), task["age_s"]) == (2, 60.0)
 
 
 # --- devices, driver, services ---------------------------------------------------------------------------------------

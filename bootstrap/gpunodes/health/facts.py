@@ -23,6 +23,8 @@ class Task:
     state: str
     stack: tuple[str, ...]
     age_s: float
+    wchan: str
+    """The kernel's function in which it waits; empty or 0 if the kernel does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def read(found: Mapping[str, Any]) -> Facts:
                 _text(entry["state"], 2),
                 tuple(_text(frame, 200) for frame in entry["stack"]),
                 entry["age_s"],
+                _text(entry["wchan"], 64),
             )
             for entry in found["tasks"]
         ),

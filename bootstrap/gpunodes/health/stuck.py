@@ -25,27 +25,34 @@ def _report_end(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], 
     return following.start() if following else found.end() + limit
 
 
-def _frame(pattern: re.Pattern[bytes], window: bytes, begin: int, end: int) -> bytes:
-    """The first frame, or work item, that matches a pattern, where the kernel writes one; empty if there is none."""
+def _find(pattern: re.Pattern[bytes], window: bytes, begin: int, end: int) -> tuple[int, bytes]:
+    """The position of the first frame, or work item, that matches, where the kernel writes one; the end if none does.
+
+    And the frame, empty if there is none.
+    """
     for found in pattern.finditer(window, begin, end):
-        before = text_before(window, found.start())
+        # From the true beginning of the line: the middle of a long one can be a file's name.
+        before = window[window.rfind(b"\n", 0, found.start()) + 1 : found.start()]
         header = before.rstrip(_FUNCTION)
         if not header.lstrip().startswith(b"[") or patterns.BEFORE_FRAME.fullmatch(header):
-            return b" ".join((before[len(header) :] + found[0]).split())
-    return b""
+            return found.start(), b" ".join((before[len(header) :] + found[0]).split())
+    return end, b""
 
 
-def _in_driver(name: bytes, window: bytes, begin: int, end: int) -> tuple[bool, bytes]:
+def _in_driver(name: bytes, window: bytes, begin: int, end: int, *, waits: bool = True) -> tuple[bool, bytes]:
     """Whether a task is stuck in the driver, by the stack in its report, and what proves it.
 
     The stack is the kernel's word. The name is not, since a program calls itself what it likes: it proves something of
-    a thread of the kernel only. Where the report lacks the stack, the name is a hint without a proof.
+    a thread of the kernel only. Where the report lacks the stack, the name is a hint without a proof. A task that
+    ``waits`` for a page of memory does not wait in the driver, which needs the page.
     """
-    if frame := _frame(patterns.NVIDIA_FRAME, window, begin, end):
-        return True, frame
+    position, frame = _find(patterns.NVIDIA_FRAME, window, begin, end)
+    if frame:
+        inner = patterns.UNSURE_FRAME.sub(b"", window[begin:position])
+        return (False, b"") if waits and patterns.FAULT_FRAME.search(inner) else (True, frame)
     if not patterns.NVIDIA_TASK.fullmatch(name):
         return False, b""
-    last = _frame(patterns.STACK_END, window, begin, end)
+    _, last = _find(patterns.STACK_END, window, begin, end)
     if last.startswith(b"kthread+"):
         return True, last
     return not last and not patterns.NFS_FRAME.search(window, begin, end), b""
@@ -81,7 +88,7 @@ def _stuck(report: _StuckReport, window: bytes, position: int) -> Iterator[LineM
     found = match_at(report.pattern, window, position)
     if found:
         end = _report_end(window, found, report.after, AHEAD)
-        in_driver, proof = _in_driver(found[1], window, found.end(), end)
+        in_driver, proof = _in_driver(found[1], window, found.end(), end, waits=report is _HUNG)
         kind = report.in_driver if in_driver else report.elsewhere
         yield _match(kind, window, found, task=_task(*found.groups()) if in_driver else b"", proof=proof)
 
@@ -132,7 +139,7 @@ def _crashed(window: bytes, position: int) -> Iterator[LineMatch]:
     end = _report_end(window, found, patterns.AFTER_OOPS, _REPORT)
     report = patterns.UNSURE_FRAME.sub(b"", window[found.end() : end])
     task = patterns.TASK_OF_OOPS.search(report)
-    in_driver, proof = _in_driver(task[2] if task else b"", report, 0, len(report))
+    in_driver, proof = _in_driver(task[2] if task else b"", report, 0, len(report), waits=False)
     name = _task(task[2], task[1]) if task and in_driver else b""
     yield _match(LineKind.CRASH if in_driver else None, window, found, task=name, proof=proof)
 

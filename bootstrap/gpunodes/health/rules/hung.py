@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from gpunodes.ansible.module_utils.probe.known import STUCK_S
+from gpunodes.ansible.module_utils.probe.known import FILE_WAIT, STUCK_S, in_driver
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
 from gpunodes.health.facts import Facts
@@ -49,7 +49,7 @@ def _has_frame(line: str) -> bool:
 
 def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    asleep = [task for task in (facts.tasks if facts else ()) if task.state == "D" and any(map(_has_frame, task.stack))]
+    asleep = [task for task in (facts.tasks if facts else ()) if task.state == "D" and in_driver(task.stack)]
     if not facts or not asleep:
         return
     task = max(asleep, key=lambda each: each.age_s)
@@ -69,16 +69,20 @@ def _waits_elsewhere(facts: Facts) -> str:
     """What the nvidia-smi in uninterruptible sleep waits for, by its stack, if that is not the driver; else "".
 
     Without a stack, which some kernels do not show: "" if it can only be the driver. The probe reports only its own
-    nvidia-smi then, not one by its name. But while many threads wait, something else makes them wait.
+    nvidia-smi then, not one by its name. But while many threads wait, files may make it wait, too: they do so if one of
+    the others waits for a file, or if nothing shows for what the others wait.
     """
     if facts.smi.task_state != "D":
         return ""
     frames = facts.smi.stack or [frame for task in facts.tasks if task.pid == facts.smi.pid for frame in task.stack]
-    if any(map(_has_frame, frames)):
+    if in_driver(frames):
         return ""
     if frames:
         return "an NFS server or a folder" if any(map(_is_nfs, frames)) else "something else"
-    return "something unknown" if any(what == "tasks" for what, _ in facts.errors) else ""
+    if not any(what == "threads" for what, _ in facts.errors):
+        return ""
+    functions = [task.wchan for task in facts.tasks if task.state == "D" and task.wchan not in {"", "0"}]
+    return "something unknown" if not functions or any(map(FILE_WAIT.match, functions)) else ""
 
 
 def _is_nfs(line: str) -> bool:

@@ -26,7 +26,7 @@ class _Pattern:
 
 
 class Deduplicator:
-    """Bounds a log: floods are counted, hung-task reports stay complete, driver lines have priority over others."""
+    """Floods are counted, hung-task reports stay complete, driver lines have priority over others."""
 
     _DIGITS = str.maketrans(dict.fromkeys("0123456789abcdefABCDEF", "#"))
     _RUN = re.compile(r"#+")

@@ -12,7 +12,7 @@ from typing import IO, Any, Dict, List, Optional, Tuple, cast
 
 from . import readers
 from .options import TEXT_BYTES, Emit, ProbeOptions
-from .threads import Thread, now_ms, threads
+from .threads import Thread, cpu_clocks, thread_of, threads
 
 MESSAGE_BYTES = 4096
 RUNNING_LOCK = "run/gpunodes-nvidia-smi.lock"
@@ -20,7 +20,7 @@ RUNNING_LOCK = "run/gpunodes-nvidia-smi.lock"
 USERS_LOCK = "tmp/gpunodes-nvidia-smi-{}.lock"
 """The same for a probe without root, by the number of its user."""
 HOPELESS_S = 5.0
-"""Time limit of nvidia-smi while a thread hangs in the driver: nvidia-smi would wait for the same lock."""
+"""Time limit of nvidia-smi while a thread hangs in the driver: it would wait for the same lock."""
 
 
 def smi(options: ProbeOptions, emit: Emit) -> None:
@@ -44,7 +44,7 @@ def smi(options: ProbeOptions, emit: Emit) -> None:
         return
     message = "an earlier nvidia-smi of gpunodes hangs"
     emit("smi", {"status": "stuck", "pid": holder, "message": message})
-    _emit_state(_process(options, holder), emit)
+    _emit_state(thread_of(options, holder, holder), emit)
 
 
 def _state(thread: Thread) -> Dict[str, Any]:
@@ -52,7 +52,7 @@ def _state(thread: Thread) -> Dict[str, Any]:
 
 
 def _emit_state(left: Optional[Thread], emit: Emit) -> None:
-    """Report how a nvidia-smi of gpunodes hangs; its stack last, because reading it may block."""
+    """Report how a nvidia-smi of gpunodes hangs; its stack last, which may block."""
     if left is not None:
         emit("smi", _state(left))
         emit("smi", {"stack": left.stack()})
@@ -60,16 +60,16 @@ def _emit_state(left: Optional[Thread], emit: Emit) -> None:
 
 def _hung_thread(options: ProbeOptions, name: str = "") -> Optional[Thread]:
     """A thread that hangs in the driver, if ``name`` is set one with this name."""
-    now = now_ms(options)
-    found = (thread for thread in threads(options) if not name or thread.comm == name)
-    return next((thread for thread in found if thread.hangs_in_driver(now)), None)
+    found = list(threads(options))
+    asleep = [thread for thread in found if thread.state == "D" and name in ("", thread.comm)]
+    clocks = cpu_clocks(found) if asleep else {}
+    return next((thread for thread in asleep if thread.hangs_in_driver(clocks)), None)
 
 
 def _lock(options: ProbeOptions, deadline: float) -> Tuple[Optional[int], Optional[int]]:
     """The lock that every nvidia-smi process of gpunodes holds; or the process that still holds it at the deadline.
 
-    It is what tells an earlier nvidia-smi of gpunodes from a process that only calls itself so. A lock file of another
-    user is not trusted.
+    Another process can only have its name. A lock file of another user is not trusted.
     """
     user = os.geteuid()
     try:
@@ -110,7 +110,7 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
         os.ftruncate(lock, 0)
         os.write(lock, str(process.pid).encode("ascii"))
         os.close(lock)
-    # Reported now in case this process is killed before nvidia-smi ends.
+    # In case this process is killed before nvidia-smi ends.
     emit("smi", {"status": "timeout", "pid": process.pid, "message": "nvidia-smi did not end before the probe did"})
     stdout = cast(IO[bytes], process.stdout)  # Popen is called with a pipe
     output = b""
@@ -142,7 +142,7 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
         emit("errors", {"what": "smi", "error": "process {} cannot be killed and is left behind".format(process.pid)})
     emit("smi", fact)
     if survives:
-        _emit_state(_process(options, process.pid), emit)
+        _emit_state(thread_of(options, process.pid, process.pid), emit)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> bool:
@@ -155,11 +155,3 @@ def _kill(process: "subprocess.Popen[bytes]") -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def _process(options: ProbeOptions, pid: int) -> Optional[Thread]:
-    """The first thread of a process, None when it is gone."""
-    try:
-        return Thread(options, pid, pid)
-    except (OSError, ValueError, IndexError):
-        return None
