@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 import time
-import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,8 +51,8 @@ class Model:
             if self._loaded is None or self._loaded[0] != written:
                 with np.load(self._path, allow_pickle=False) as file:
                     self._loaded = written, {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            problem = str(error)
+        except Exception as error:  # a file of any content must not end the thread that looks for the next one
+            problem = f"{type(error).__name__}: {error}"
         if problem and problem != self._problem:
             print(f"{self._path} cannot be loaded: {problem}", flush=True)
         self._problem = problem

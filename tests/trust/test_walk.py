@@ -386,7 +386,7 @@ WALKS = {
     "registry_down.yml": (0, "cluster_info host"),
     "registry_up.yml": (0, _FACTS + "host"),
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
-    "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
+    "reset.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
     "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
     "runtime_upgrade.yml": (0, _FACTS),

@@ -119,7 +119,7 @@ class Carrier(Memory):
             # Before it is switched off: then nothing shows any more why it did not register.
             last = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
         boot_id = found.node.boot_id if found else ""
-        self._machines.switch_off(name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id))
+        self._machines.switch_off(name, lambda: self._release(name), lambda: self._store.delete_node(name, boot_id))
         after = decisions.switched_off(last, self._now())
         self._end(name, state.phase, after)
         reason = "NeedsJoin" if last.needs_join else "SwitchedOff"
@@ -154,7 +154,8 @@ class Carrier(Memory):
             return
         self._orders.postpone(name)
         if state.phase is not Phase.STARTING:
-            self._waited.add(name)
+            if isinstance(problem, Held | Taken):
+                self._waited.add(name)
             if state.error != why and not isinstance(problem, NoResponse):
                 self._end(name, state.phase, dataclasses.replace(state, error=why))
 
@@ -169,6 +170,12 @@ class Carrier(Memory):
             machine = self.plan.machines[name]
         with contextlib.suppress(GpunodesError):
             self._store.change(name, lambda node: nodes.stays(node) if nodes.is_own(node, machine) else None)
+
+    def _release(self, name: str) -> None:
+        """Empty a machine that is switched off now, under its lock; raises StillUsed if it must stay on."""
+        self._empty(name)
+        # From here on it is this server that switches it off, also if it does not see the end of that.
+        self._begun.discard(name)
 
     def _empty(self, name: str) -> None:
         """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""

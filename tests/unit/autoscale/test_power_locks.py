@@ -166,3 +166,44 @@ def test_an_api_that_does_not_respond_is_no_failure_of_a_machine(
     ends(site)
     site.looks_until(site.server, lambda: site.machines.orders == [("w3", "on")])
     assert site.store.states()["w3"].error == ""
+
+
+@pytest.mark.parametrize("error", [NoResponse("the API does not respond"), Refused(500, "etcd is away")])
+def test_a_machine_that_is_given_up_goes_off_though_the_api_was_away(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """No other command brought it into service, though its node is ready."""
+    switch_off, tries = site.machines.switch_off, []
+
+    def away(name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        tries.append(name)
+        if len(tries) == 1:
+            raise error
+        switch_off(name, before, then)
+
+    monkeypatch.setattr(site.machines, "switch_off", away)
+    site.server.increase("t4", 1)
+    site.boots("w3", labels={"gpunodes.dev/pool": "t4"})
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.FAILED)
+    assert site.machines.orders == [("w3", "on"), ("w3", "off")]
+
+
+def test_a_machine_that_this_server_switched_off_is_not_called_a_user_s(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went off, and the server did not see the end of it: the order is repeated, and the boot has failed."""
+    delete_node, tries = site.store.delete_node, []
+
+    def away(name: str, boot_id: str) -> None:
+        tries.append(name)
+        if len(tries) == 1:
+            raise NoResponse("the API does not respond")
+        delete_node(name, boot_id)
+
+    monkeypatch.setattr(site.store, "delete_node", away)
+    site.server.increase("t4", 1)
+    site.until(lambda: ("w3", "SwitchedOn", "Normal") in site.store.events)
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.FAILED)
+    assert tries == ["w3", "w3"]

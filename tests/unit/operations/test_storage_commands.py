@@ -15,7 +15,7 @@ from gpunodes.engine.cluster.errors import Refused
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, Role, RunResult, TaskEnded
-from gpunodes.operations.storage import commands, findings, server
+from gpunodes.operations.storage import commands, findings, leaving, server
 from gpunodes.operations.storage.objects import Objects
 from gpunodes.planner import storage
 
@@ -198,6 +198,15 @@ def test_a_folder_is_served_while_a_volume_of_it_exists(
     assert "no longer has the share of 127.0.0.9:/srv/old" in text
     assert remedy in text
     assert place.steps == []
+
+
+def test_a_share_may_name_the_storage_machine_as_its_server() -> None:
+    """An export that the user made on the same machine, beside those of gpunodes."""
+    given = {**OLD, "server": "127.0.0.9"}
+    shares = [{"name": "data", "path": "/srv/data", "size": "1Gi", "namespaces": ["ml"]}, given]
+    volumes = [each for each in storage.objects(shares, "127.0.0.9") if each["kind"] == "PersistentVolume"]
+    assert leaving.departed(shares, "127.0.0.9", volumes) == []
+    assert len(leaving.departed(shares[:1], "127.0.0.9", volumes)) == 1
 
 
 def test_a_share_of_another_server_may_leave_the_setting(place: Cluster, run: Run) -> None:

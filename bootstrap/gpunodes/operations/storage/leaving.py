@@ -11,7 +11,7 @@ from gpunodes.planner import registry, storage
 
 def departed(value: Any, server: str, volumes: Sequence[Mapping[str, Any]]) -> list[WrongInput]:
     """Volumes of folders that ``server`` exports for shares which have left the setting: their pods would hang."""
-    served = {f"{server}:{each.path}" for each in storage.shares(value) if not each.server}
+    served = set(storage.folders(value, server))
     kept = [
         each
         for each in volumes
