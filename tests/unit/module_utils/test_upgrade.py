@@ -504,3 +504,13 @@ def test_a_node_is_verified(api: Api, words: str, monkeypatch: pytest.MonkeyPatc
         return
     with pytest.raises(MachineProblem, match=words):
         upgraded.wait("cp-1", "1.36.3", "1.36.3", 0.02)
+
+
+def test_a_node_that_returns_is_verified_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails on its own would keep the node from its owner for ever."""
+    monkeypatch.setattr(upgraded, "_POLL_S", 0.001)
+    monkeypatch.setattr(kube_api, "admin", lambda: Api("1.36.3", failing="kube-system"))
+    upgraded.wait("cp-1", "1.36.3", "", 5, daemons=False)
+    monkeypatch.setattr(kube_api, "admin", lambda: Api("1.35.4"))
+    with pytest.raises(MachineProblem, match=r"its kubelet is v1.35.4"):
+        upgraded.wait("cp-1", "1.36.3", "", 0.02, daemons=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -203,8 +204,21 @@ def test_a_control_plane_that_the_inventory_does_not_know_stops_a_restore(
         assert len(machine) == 1, "nothing was sent"
     else:
         # Only its kubelet may have stopped.
-        assert "warning: the control plane cp-2 is not in the inventory and not ready: switch it off" in done.stderr
+        assert "warning: the control plane cp-2 is not in the inventory" in done.stderr
         assert done.return_value == ExitCode.DONE
+
+
+@pytest.mark.usefixtures("machine", "carried")
+def test_a_restore_goes_on_whatever_the_snapshot_says_of_nodes(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restored API server has the nodes of control planes that are gone, ready as they were."""
+    listed = [{"name": "cp-2", "role": "control_plane", "ready": True}]
+    seen = dataclasses.replace(restores(control_1="unfinished"), cluster={"nodes": listed})
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, {}))
+    done = run(inventory, "etcd", "restore", "b.tar", "--yes")
+    assert done.return_value == ExitCode.DONE
+    assert "warning: the control plane cp-2 is not in the inventory" in done.stderr
 
 
 def restores(**states: str) -> preflight.Inspection:

@@ -57,8 +57,8 @@ def command(file: Path | None, identity: Path | None, abort: bool, yes: bool, fl
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(backup.about["time"]))
     for name in unknown:
         terminal.line(
-            f"warning: the control plane {name} is not in the inventory and not ready: switch it off, since an etcd "
-            "that runs there would be a second cluster",
+            f"warning: the control plane {name} is not in the inventory: switch it off, since an etcd that runs there "
+            "would be a second cluster",
             err=True,
         )
     terminal.confirm(

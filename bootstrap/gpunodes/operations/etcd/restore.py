@@ -95,13 +95,16 @@ def unknown_control_planes(chosen: nodes.Chosen) -> list[str]:
     """The control planes that are not ready, and no machines of the inventory: their etcd may run all the same.
 
     Raises GpunodesError for one that is ready, and so would not be stopped. Only an API that responds tells of them; a
-    cluster without one is restored with what the inventory has.
+    cluster without one is restored with what the inventory has. An unfinished restore is continued: its nodes are those
+    of the snapshot, ready as they were then.
     """
     own = {match.node.name for match in chosen.nodes.values() if match.node}
     listed = (chosen.seen.cluster or {}).get("nodes", ())
     others = {node["name"]: node["ready"] for node in listed if node["role"] == "control_plane"}
     unknown = sorted(others.keys() - own)
-    if ready := [name for name in unknown if others[name]]:
+    restores = [((each.facts or {}).get("kubernetes") or {}).get("restore") for each in chosen.seen.candidates]
+    ready = [name for name in unknown if others[name]]
+    if ready and "unfinished" not in restores:
         raise GpunodesError(
             f"the cluster has control planes that are not in the inventory: {', '.join(ready)}",
             "all of them: an etcd that still runs on one of them would be a second cluster",

@@ -83,11 +83,19 @@ class Rollback(PlaybookWork):
         """``planned`` are the earlier versions by machine, "" for one that has it; a command that resumes has none."""
         returns = {"upgrade_returns": True}
         super().__init__(inventory, ROLLBACK, "upgrade.yml", Disruption.NODE, parameters={}, variables=returns)
-        self._planned = planned or {}
+        self._planned = planned
 
     def needed(self, target: Target) -> str:
         """As ``Work.needed``."""
-        version = self._planned.get(target.name, "the earlier one")
+        if self._planned is None:
+            return "its kubelet becomes the earlier one"
+        if target.name not in self._planned:
+            raise GpunodesError(
+                f"{target.name} did not respond when its earlier version was read",
+                "a worker whose way back was checked",
+                "run the same command again",
+            )
+        version = self._planned[target.name]
         return f"its kubelet becomes {version}" if version else ""
 
     def apply(self, target: Target) -> None:
