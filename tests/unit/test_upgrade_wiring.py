@@ -60,7 +60,10 @@ def test_a_worker_that_returns_must_report_the_version() -> None:
     """Its node may still be Ready of the newer kubelet."""
     *_, last = yaml.safe_load((ROOT / "playbooks/tasks/upgrade_undo.yml").read_text())
     assert last["ansible.builtin.import_role"] == {"name": "upgrade_verify"}
-    assert last["vars"] == {"upgrade_verify_kubelet": "{{ wiring_upgrade_version }}"}
+    assert last["vars"] == {
+        "upgrade_verify_kubelet": "{{ wiring_upgrade_version }}",
+        "upgrade_verify_daemons": False,
+    }
     machine = {"packages": {"kubelet": "1.37.2-1.1"}, "kubernetes": {"before": "1.36.3"}}
     given = {"settings_machine": machine, "ansible_run_tags": ["undo"], "upgrade_target": "1.37.2"}
     assert rendered("wiring_upgrade_version", **given) == "1.36.3"
