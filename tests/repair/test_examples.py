@@ -290,6 +290,9 @@ def tenants(server: ApiServer) -> ApiServer:
             for each in server.call("GET", quotas.format(team))["items"]
         )
     )
+    # The API server needs some time to compile a new policy.
+    wait(lambda: refusal(server, "vision", sliced()) and refusal(server, "language", sliced()))
+    wait(lambda: refusal(server, "vision", service(externalIPs=["10.0.0.1"]), "services"))
     return server
 
 
@@ -307,6 +310,15 @@ def pod(name: str, gpus: int = 0, priority: str = "", **more: Any) -> dict[str, 
         container["resources"] = {"limits": {GPU: gpus}}
     spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
     return {"metadata": {"name": name}, "spec": {**spec, **({"priorityClassName": priority} if priority else {})}}
+
+
+def sliced(where: str = "containers") -> dict[str, Any]:
+    """A pod that wants slices of GPUs in these containers."""
+    wanted = pod("greedy")
+    [container] = wanted["spec"]["containers"]
+    slices = {**container, "name": "sliced", "resources": {"limits": {"nvidia.com/mig-1g.10gb": 7}}}
+    wanted["spec"][where] = [slices, *([container] if where == "containers" else [])]
+    return wanted
 
 
 def service(**spec: Any) -> dict[str, Any]:
@@ -347,11 +359,8 @@ def test_a_pod_past_the_quota_is_refused(tenants: ApiServer) -> None:
 @pytest.mark.parametrize("where", ["containers", "initContainers"])
 def test_a_resource_of_nvidia_without_a_number_in_the_quota_is_refused(tenants: ApiServer, where: str) -> None:
     """A quota does not limit what it does not name: each profile of MIG has a name of its own."""
-    wanted = pod("greedy")
-    [container] = wanted["spec"]["containers"]
-    sliced = {**container, "name": "sliced", "resources": {"limits": {"nvidia.com/mig-1g.10gb": 7}}}
-    wanted["spec"][where] = [sliced, *([container] if where == "containers" else [])]
-    assert "the quota of the team has no number for a resource of nvidia.com" in refusal(tenants, "vision", wanted)
+    refused = refusal(tenants, "vision", sliced(where))
+    assert "the quota of the team has no number for a resource of nvidia.com" in refused
 
 
 def claim(**exactly: Any) -> dict[str, Any]:
