@@ -12,14 +12,16 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from .. import containers, disk, etcdctl, kube_api, static_pod_files
-from ..kube_api import ApiError
+from .. import containers, disk, etcdctl, kubeconfig, static_pod_files
+from ..kube_api import ApiError, Client
 from ..ledger import Ledger
 from ..problem import MachineProblem
 
 AWAY = "/etc/kubernetes/gpunodes-manifests"
 _POLL_S = 1.0
+_API_PORT = 6443
 _HEALTH = {"kube-controller-manager": 10257, "kube-scheduler": 10259}
 """Ports of https://127.0.0.1/healthz, which needs no identity (kubernetes.io, Ports and Protocols)."""
 
@@ -34,7 +36,8 @@ def heal(machine_ledger: Ledger, check: bool = False) -> list[str]:
         raise MachineProblem(
             "a restore of etcd has stopped this control plane",
             "a control plane in use",
-            "finish `gpunodes etcd restore`, or reset this machine and join it again",
+            "finish `gpunodes etcd restore`, give it up with `gpunodes etcd restore --abort`, or reset this machine "
+            "and join it again",
         )
     names = sorted(machine_ledger.manifests)
     if not check:
@@ -110,16 +113,29 @@ def start(names: Iterable[str], machine_ledger: Ledger) -> None:
 def is_ready(name: str) -> bool:
     """Whether a component of the control plane responds as healthy on this machine."""
     if name == "kube-apiserver":
-        with contextlib.suppress(ApiError):
-            kube_api.admin(patience_s=0).get("/readyz")
-            return True
-        return False
+        return _api_is_ready()
     if name == "etcd":
         with contextlib.suppress(MachineProblem):
             etcdctl.must(["endpoint", "health"])
             return True
         return False
     return _healthy(_HEALTH[name])
+
+
+def _api_is_ready() -> bool:
+    config = kubeconfig.load(kubeconfig.ADMIN)
+    address = static_pod_files.argument("kube-apiserver", "advertise-address")
+    if config is None or not address:
+        return False
+    # Another API server behind the cluster's endpoint would respond for this one.
+    client = Client(replace(config, server=f"https://{address}:{_API_PORT}"), patience_s=0)
+    try:
+        client.get("/readyz")
+    except ApiError:
+        return False
+    finally:
+        client.close()
+    return True
 
 
 def _healthy(port: int) -> bool:
