@@ -9,6 +9,7 @@ from typing import Any
 
 from gpunodes.errors import WrongInput
 from gpunodes.planner import load_balancer, tables
+from gpunodes.planner.upgrade_model import image_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,7 @@ def _tags(workload: Mapping[str, Any]) -> list[str]:
     for key in ("spec", "template", "spec", "containers"):
         spec = spec.get(key) if isinstance(spec, Mapping) else None
     containers = spec if isinstance(spec, list) else []
-    images = [str(each.get("image")).partition("@")[0] for each in containers if isinstance(each, Mapping)]
-    return [image.rpartition("/")[2].partition(":")[2] for image in images]
+    return [image_parts(str(each.get("image")))[1] for each in containers if isinstance(each, Mapping)]
 
 
 def images_of(addon: Addon, replaced: Mapping[str, Any]) -> dict[str, str]:

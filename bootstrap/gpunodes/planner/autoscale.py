@@ -56,7 +56,7 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
             (
                 kind in ("redfish", "ipmi")
                 and each.settings["gpunodes_bmc_identity"] != "any"
-                and not (each.identity.system_uuid or each.identity.serial or each.identity.macs),
+                and not each.identity.has_hardware,
                 "its hardware is unknown, by which its BMC is verified: run `gpunodes status` while it is on",
             ),
             (

@@ -140,7 +140,7 @@ def no_way_back(before: str, cluster: str) -> str:
     """Why a worker cannot return to the version ``before``, its kubelet's before its last upgrade; "" if it can."""
     if not before:
         return "no earlier version of its kubelet is known"
-    allowed = tables.read("upgrades")["skew"]["kubelet"]
+    allowed = versions.kubelet_skew()
     if not 0 <= numbers(cluster)[1] - numbers(before)[1] <= allowed:
         plain = cluster.removeprefix("v")
         return f"its kubelet was {before}, and {plain} accepts kubelets that are at most {allowed} minors older"

@@ -105,7 +105,7 @@ def _ready(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem
 def _skew(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Problem]:
     if not subject.kubelet:
         return
-    allowed = tables.read("upgrades")["skew"]["kubelet"]
+    allowed = versions.kubelet_skew()
     own, wanted = numbers(subject.kubelet)[1], numbers(target)[1]
     if own > wanted:
         yield Problem(

@@ -38,9 +38,14 @@ def known(reported: object) -> str:
     return found[0] if found else ""
 
 
+def kubelet_skew() -> int:
+    """How many minors a kubelet may be older than an API server."""
+    return int(tables.read("upgrades")["skew"]["kubelet"])
+
+
 def too_old(kubelet: str, version: str) -> str:
     """Why a kubelet must not serve a control plane of a version, "" if it may, or if one of both is unknown."""
-    allowed = tables.read("upgrades")["skew"]["kubelet"]
+    allowed = kubelet_skew()
     if not kubelet or not version or numbers(version)[1] - numbers(kubelet)[1] <= allowed:
         return ""
     return f"its kubelet is {kubelet}, more than {allowed} minors older than the control plane, {version}"

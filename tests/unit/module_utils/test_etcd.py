@@ -476,7 +476,7 @@ def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.
             pass
 
     monkeypatch.setattr(kubeconfig, "load", lambda _: CONFIG)
-    monkeypatch.setattr(membership, "Client", Api)
+    monkeypatch.setattr(kube_api, "Client", Api)
     made = running(monkeypatch, member(1), member(2))
     membership.wait_until_member("10.0.0.2", 0)
     # The kubeconfig leads to any of them: this machine's own API server counts.

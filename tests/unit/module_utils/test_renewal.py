@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import certificates, containers, etcdctl, kubeconfig, ledger, static_pod_files
+from gpunodes.ansible.module_utils import (
+    certificates,
+    containers,
+    etcdctl,
+    kube_api,
+    kubeconfig,
+    ledger,
+    static_pod_files,
+)
 from gpunodes.ansible.module_utils.kube_api import ApiError
 from gpunodes.ansible.module_utils.kubeadm import renewal, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -155,7 +163,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
     monkeypatch.setattr(renewal, "_POLL_S", 0.001)
     monkeypatch.setattr(static_pods, "_healthy", lambda _: True)
     monkeypatch.setattr(etcdctl, "must", lambda _: "")
-    monkeypatch.setattr(static_pods, "Client", made.client)
+    monkeypatch.setattr(kube_api, "Client", made.client)
     monkeypatch.setattr(os, "replace", made.replace)
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(containers, "ids", made.ids)

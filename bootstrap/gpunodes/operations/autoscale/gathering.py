@@ -128,13 +128,13 @@ def _check(machines: Sequence[ScaledMachine], *, own_image: bool) -> None:
 
 def _identity(own: MachineIdentity, planned: PlannedMachine | None, node: NodeIdentity | None) -> MachineIdentity:
     """The recorded identity of a machine; if this controller recorded none, that of the present plan or of its node."""
-    if own.system_uuid or own.serial or own.macs:
+    if own.has_hardware:
         return own
     machine_id = own.machine_id or (node.machine_id if node else "")
     known = planned.identity if planned else MachineIdentity("")
     # A node of another board is newer than the plan.
     uuids = {known.system_uuid.lower(), node.system_uuid.lower() if node else ""} - {""}
-    if (known.system_uuid or known.serial or known.macs) and len(uuids) <= 1:
+    if known.has_hardware and len(uuids) <= 1:
         return replace(known, name=own.name, machine_id=machine_id or known.machine_id)
     return replace(own, machine_id=machine_id, system_uuid=node.system_uuid if node else "")
 

@@ -102,9 +102,8 @@ def unknown_control_planes(chosen: nodes.Chosen) -> list[str]:
     listed = (chosen.seen.cluster or {}).get("nodes", ())
     others = {node["name"]: node["ready"] for node in listed if node["role"] == "control_plane"}
     unknown = sorted(others.keys() - own)
-    restores = [((each.facts or {}).get("kubernetes") or {}).get("restore") for each in chosen.seen.candidates]
     ready = [name for name in unknown if others[name]]
-    if ready and "unfinished" not in restores:
+    if ready and "unfinished" not in _restores(chosen.seen).values():
         raise GpunodesError(
             f"the cluster has control planes that are not in the inventory: {', '.join(ready)}",
             "all of them: an etcd that still runs on one of them would be a second cluster",
@@ -118,7 +117,7 @@ def check_abortable(seen: preflight.Inspection) -> None:
 
     The old members, started beside it, would be a second cluster with the same name and certificates.
     """
-    states = {each.name: (each.facts or {})["kubernetes"].get("restore", "") for each in seen.candidates if each.facts}
+    states = _restores(seen)
     unfinished = [name for name, state in states.items() if state in {"unfinished", "aborted"}]
     done = [name for name, state in states.items() if state == "done"]
     if not unfinished:
@@ -134,6 +133,12 @@ def check_abortable(seen: preflight.Inspection) -> None:
             f"`gpunodes reset {unfinished[0]} && gpunodes join {unfinished[0]}`; or restore again if {done[0]} was not "
             "restored by this restore",
         )
+
+
+def _restores(seen: preflight.Inspection) -> dict[str, str]:
+    """How the restore of each control plane stands, as the facts have it; "" for none."""
+    found = {name: facts.get("kubernetes") or {} for name, facts in seen.facts.items()}
+    return {name: str(kubernetes.get("restore") or "") for name, kubernetes in found.items()}
 
 
 def upload(inventory: Inventory, source: Source, backup: archive.Backup, progress: Callable[[str], None]) -> None:

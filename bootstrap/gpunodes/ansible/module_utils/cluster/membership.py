@@ -6,18 +6,15 @@ address of a machine without a node is only what the machine reports: a member o
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection, Sequence
 
 from .. import etcd, kube_api, kubeconfig, ledger
 from ..etcd import Member
-from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
 from ..report import Difference, Report
 from .nodes import CONTROL_PLANE
 
-API_PORT = 6443
 _POLL_S = 2.0
 _STARTING_S = 15.0
 """How long an etcd that is just starting is waited for before it counts as broken."""
@@ -166,10 +163,9 @@ def check_alone(leaving: Collection[str], required: bool, responds: bool = False
 
 def wait_until_member(address: str, limit_s: float) -> None:
     """Wait until this machine's etcd is a healthy voting member, and its API server is ready; raises MachineProblem."""
-    config = kubeconfig.load(kubeconfig.ADMIN)
     deadline = time.monotonic() + limit_s
     while True:
-        missing = _missing(address) or _api_problem(address, config)
+        missing = _missing(address) or _api_problem(address)
         if not missing:
             return
         if time.monotonic() >= deadline:
@@ -196,19 +192,11 @@ def _missing(address: str) -> str:
         return error.problem.found
 
 
-def _api_problem(address: str, config: kubeconfig.Kubeconfig | None) -> str:
+def _api_problem(address: str) -> str:
     """Why the API server of this very machine is not ready, "" if it is: the kubeconfig may lead to another one."""
-    if config is None:
+    if kubeconfig.load(kubeconfig.ADMIN) is None:
         return f"{kubeconfig.ADMIN} does not exist"
-    own = dataclasses.replace(config, server=f"https://{address}:{API_PORT}")
-    client = Client(own, patience_s=0)
-    try:
-        client.get("/readyz")
-    except ApiError as error:
-        return str(error.problem.found)
-    finally:
-        client.close()
-    return ""
+    return kube_api.local_problem(address)
 
 
 def _remove(report: Report, found: Sequence[Member], member: Member, working: Collection[int], check: bool) -> None:

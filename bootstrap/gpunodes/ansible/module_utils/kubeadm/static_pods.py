@@ -12,16 +12,13 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
-from .. import containers, disk, etcdctl, kubeconfig, static_pod_files
-from ..kube_api import ApiError, Client
+from .. import containers, disk, etcdctl, kube_api, kubeconfig, static_pod_files
 from ..ledger import Ledger
 from ..problem import MachineProblem
 
 AWAY = "/etc/kubernetes/gpunodes-manifests"
 _POLL_S = 1.0
-_API_PORT = 6443
 _HEALTH = {"kube-controller-manager": 10257, "kube-scheduler": 10259}
 """Ports of https://127.0.0.1/healthz, which needs no identity (kubernetes.io, Ports and Protocols)."""
 
@@ -123,19 +120,11 @@ def is_ready(name: str) -> bool:
 
 
 def _api_is_ready() -> bool:
-    config = kubeconfig.load(kubeconfig.ADMIN)
     address = static_pod_files.argument("kube-apiserver", "advertise-address")
-    if config is None or not address:
+    if not address or kubeconfig.load(kubeconfig.ADMIN) is None:
         return False
     # Another API server behind the cluster's endpoint would respond for this one.
-    client = Client(replace(config, server=f"https://{address}:{_API_PORT}"), patience_s=0)
-    try:
-        client.get("/readyz")
-    except ApiError:
-        return False
-    finally:
-        client.close()
-    return True
+    return not kube_api.local_problem(address)
 
 
 def _healthy(port: int) -> bool:
