@@ -7,6 +7,7 @@ the program :data:`CANARY`.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import os
@@ -183,6 +184,12 @@ class Machines:
         log = self.folder / "asked"
         return log.read_text(encoding="utf-8").split() if log.exists() else []
 
+    def given(self, machine: str, module: str) -> dict[str, Any]:
+        """The arguments with which ``module`` ran last on ``machine``, Ansible's own left out."""
+        text = (self.folder / f"given-{machine}-{module}").read_text(encoding="utf-8")
+        arguments = json.loads(ast.literal_eval(text.strip()))["ANSIBLE_MODULE_ARGS"]
+        return {name: value for name, value in arguments.items() if not name.startswith("_ansible")}
+
     def answer(self, machine: str, module: str, answer: Mapping[str, Any]) -> None:
         """Set the result of ``module`` on ``machine``."""
         path = self.folder / "answers" / machine / module
@@ -213,8 +220,11 @@ def machines(folder: Path, groups: Mapping[str, Sequence[str]], variables: Mappi
             answers = shlex.quote(str(folder / "answers" / name))
             _script(
                 python,
-                "module=$(tr -d '\\000' | sed -n \"s/^ansible_module='\\(.*\\)',$/\\1/p\")\n"
+                f"given={shlex.quote(str(folder / 'given'))}-{name}\n"
+                "module=$(tr -d '\\000' | sed -n -e \"s/^ansible_module='\\(.*\\)',$/\\1/p\" "
+                '-e "s/^params=\\(.*\\),$/\\1/w $given.new")\n'
                 "module=${module##*.}\n"
+                'mv "$given.new" "$given-$module"\n'
                 f'echo "{name}/$module" >>{shlex.quote(str(folder / "asked"))}\n'
                 f'cat {answers}/"$module" 2>/dev/null || echo "{{}}"',
             )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunodes.autoscale import nodes, plan, state
+from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import STARTING, SeenNode
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn
@@ -16,6 +17,7 @@ from gpunodes.autoscale.server import PowerServer
 from gpunodes.autoscale.state import Kubelet, MachineState, Phase
 from gpunodes.autoscale.store import POOL_LABEL, Overtaken
 from gpunodes.engine.cluster.pods import Pod
+from gpunodes.engine.leases.errors import Held
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble
 from gpunodes.repair import switched_off
 from gpunodes.repair.switched_off import Switched
@@ -88,6 +90,7 @@ def node_object(name: str, *, gpus: int = 2, starting: bool = False, ready: bool
             "allocatable": {"cpu": "7500m", "memory": "60Gi", "pods": "110", GPU: str(gpus)},
             "nodeInfo": {
                 "bootID": f"boot-{name}",
+                "kubeletVersion": more.get("kubelet", "v1.36.3"),
                 "systemUUID": more.get("uuid", uuid(name)),
                 "machineID": more.get("machine_id", machine_id(name)),
             },
@@ -110,6 +113,20 @@ class MemoryStore:
         self.events: list[tuple[str, str, str]] = []
         self.writes: list[dict[str, str]] = []
         self._read = 0
+        self.off: dict[str, KeptOff] = {}
+        self.api_server = "v1.36.3"
+
+    def api_version(self) -> str:
+        return self.api_server
+
+    def kept_off(self) -> dict[str, KeptOff]:
+        return dict(self.off)
+
+    def keep_off(self, name: str, made: KeptOff | None) -> None:
+        if made:
+            self.off[name] = made
+        else:
+            self.off.pop(name, None)
 
     def states(self) -> dict[str, MachineState]:
         self._read = self.version
@@ -189,6 +206,8 @@ class MemoryMachines:
         self.refuses: set[str] = set()
         self.trouble = Trouble.REFUSED
         self.refused: list[str] = []
+        self.locked: dict[str, str] = {}
+        """Machines whose Lease another command holds, and its identity there."""
         self.kubelets: dict[str, Kubelet] = {}
         self.orders: list[tuple[str, str]] = []
         self.gate = threading.Event()
@@ -201,7 +220,9 @@ class MemoryMachines:
     def kubelet(self, name: str) -> Kubelet:
         return self.kubelets.get(name, Kubelet.SILENT)
 
-    def switch_on(self, name: str, *, again: bool) -> None:
+    def switch_on(self, name: str, before: Callable[[], None], *, again: bool) -> None:
+        self._take(name)
+        before()
         self._check(name)
         if name in self.on and not again:
             raise AlreadyOn(f"{name} is on")
@@ -209,12 +230,17 @@ class MemoryMachines:
         self.on.add(name)
 
     def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
+        self._take(name)
         self._check(name)
         before()
         assert self.gate.wait(10)
         self.orders.append((name, "off"))
         self.on.discard(name)
         then()
+
+    def _take(self, name: str) -> None:
+        if name in self.locked:
+            raise Held(name, self.locked[name])
 
     def _check(self, name: str) -> None:
         if name in self.refuses:

@@ -54,6 +54,8 @@ class Api:
     """Pods that never terminate."""
     switched: dict[str, str] | None = None
     """The autoscaler's states by node; None: there was never an autoscaler."""
+    kept_off: dict[str, str] | None = None
+    """What commands told the autoscaler of machines that are off, by node."""
     scales: bool = False
     """Whether the autoscaler is there."""
     down: bool = False
@@ -115,11 +117,8 @@ class Api:
             return 200, {}
         if path.startswith(LEASES):
             return self._lease(method, path.removeprefix(LEASES).strip("/"), body)
-        if path.endswith("/configmaps/gpunodes-autoscaler-state"):
-            about = {"name": "gpunodes-autoscaler-state", "uid": "u", "resourceVersion": "1"}
-            if self.switched is not None and method == "PATCH":
-                _merge(self.switched, body["data"])
-            return (404, "not found") if self.switched is None else (200, {"metadata": about, "data": self.switched})
+        if "/configmaps" in path:
+            return self._config_map(method, path, body)
         if path.endswith("/deployments/gpunodes-autoscaler"):
             about = {"name": "gpunodes-autoscaler", "uid": "u", "resourceVersion": "1"}
             return (200, {"metadata": about}) if self.scales else (404, "not found")
@@ -149,6 +148,19 @@ class Api:
             self.pods[name]["metadata"]["deletionTimestamp"] = "now"
         else:
             self.pods.pop(name, None)
+
+    def _config_map(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        """The autoscaler's states, or what commands told it; only the second is ever created."""
+        is_state = path.endswith("/gpunodes-autoscaler-state")
+        if method == "POST":
+            self.kept_off = {}
+        data = self.switched if is_state else self.kept_off
+        if data is None:
+            return 404, "not found"
+        if method in ("PATCH", "POST"):
+            _merge(data, body["data"])
+        about = {"name": path.rpartition("/")[2], "uid": "u", "resourceVersion": "1"}
+        return 200, {"metadata": about, "data": data}
 
     def _a_node(self, method: str, name: str, body: Any) -> tuple[int, Any]:
         node = self.nodes.get(name)

@@ -62,6 +62,11 @@ def _taint(value: Any) -> bool:
     )
 
 
+def are_taints(value: Any) -> bool:
+    """Whether a value, which Ansible has rendered, is a list of taints, or empty."""
+    return not value or (isinstance(value, list) and all(map(_taint, value)))
+
+
 def _is_pool(value: Any) -> bool:
     """Whether the value of a pool is empty, or says how the pool scales: whole numbers, with max."""
     if value is None or value == {}:

@@ -10,7 +10,7 @@ import json
 import signal
 import socket
 import threading
-import zipfile
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,27 +18,44 @@ from typing import Any, ClassVar
 import numpy as np
 
 PIXELS = 784
+LOOK_S = 2.0
 
 
 class Model:
-    """The newest checkpoint; the one before it while a new one cannot be read."""
+    """The newest checkpoint; the one before it while a new one cannot be read.
+
+    A thread of its own looks for it: while a storage server does not answer, that thread waits, and requests do not.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._mutex = threading.Lock()
         self._loaded: tuple[int, dict[str, Any]] | None = None
+        self._problem = ""
 
     def current(self) -> dict[str, Any] | None:
-        """The arrays of the checkpoint; None before the first one."""
-        with self._mutex:
-            try:
-                written = self._path.stat().st_mtime_ns
-                if self._loaded is None or self._loaded[0] != written:
-                    with np.load(self._path, allow_pickle=False) as file:
-                        self._loaded = written, {name: file[name] for name in file.files}
-            except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                print(f"{self._path} cannot be loaded: {error}", flush=True)
-            return self._loaded[1] if self._loaded else None
+        """The arrays of the checkpoint; None before the first one. The file is not touched."""
+        loaded = self._loaded
+        return loaded[1] if loaded else None
+
+    def follow(self) -> None:
+        """Load the checkpoint whenever it has changed, for ever."""
+        while True:
+            self.look()
+            time.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Load the checkpoint if it has changed; one that cannot be read is reported once."""
+        problem = ""
+        try:
+            written = self._path.stat().st_mtime_ns
+            if self._loaded is None or self._loaded[0] != written:
+                with np.load(self._path, allow_pickle=False) as file:
+                    self._loaded = written, {name: file[name] for name in file.files}
+        except Exception as error:  # a file of any content must not end the thread that looks for the next one
+            problem = f"{type(error).__name__}: {error}"
+        if problem and problem != self._problem:
+            print(f"{self._path} cannot be loaded: {problem}", flush=True)
+        self._problem = problem
 
 
 def predict(model: dict[str, Any], image: bytes) -> dict[str, Any]:
@@ -107,6 +124,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8080)
     options = parser.parse_args()
     Handler.model = Model(options.checkpoint)
+    threading.Thread(target=Handler.model.follow, daemon=True).start()
     server = Server(("", options.port), Handler)
     # Requests that are being answered are finished.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())

@@ -85,7 +85,7 @@ class _Bmc(BaseHTTPRequestHandler):
             self.answer(401 if self.path == RESET else 404, {})
         else:
             if body["ResetType"] == "On":
-                machines.switch_on(name, again=True)
+                machines.switch_on(name, lambda: None, again=True)
             else:
                 machines.switch_off(name, lambda: None, lambda: None)
             self.answer(204, {})

@@ -14,6 +14,9 @@ REPAIR = ("health", "gpu-1", "--reboot-hung", "--yes")
 
 
 def test_the_loop_guard_and_no_control_plane(operator: Operator) -> None:
+    # The repair that the guard counts.
+    repaired(operator.document("repair", "gpu-1", "--yes"))
+    wait_until_healthy(operator, GPU)
     before = unhealthy.boot(operator, "gpu-1")
     hang(operator)
     wait_for(operator, "gpu-1", ["reboot"])

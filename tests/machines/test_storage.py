@@ -94,7 +94,11 @@ def test_a_writer_goes_on_after_a_reboot_of_the_server(operator: Operator) -> No
 
 
 def test_a_frozen_server_is_no_hung_driver(operator: Operator) -> None:
-    """The kernel reports programs that write there, one of them named nvidia-smi, as hung after 20 s."""
+    """The kernel reports programs that write there, one of them named nvidia-smi, as hung after 20 s.
+
+    The workers have no GPU, and the probe starts no nvidia-smi: only the verdict by the kernel's log could be wrong.
+    A probe whose own nvidia-smi waits for NFS is in tests/unit/test_health_nfs.py.
+    """
     block = "INPUT -p tcp --dport 2049 -j DROP"
     operator.each(WORKERS, "sysctl -qw kernel.hung_task_timeout_secs=20 kernel.hung_task_check_interval_secs=5")
     # Two programs of that name that write to a mount of their own, as a log in a home directory on NFS: one of them may

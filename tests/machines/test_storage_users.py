@@ -26,7 +26,7 @@ def test_a_notebook_finds_its_home_again(operator: Operator) -> None:
     token = str(operator.document(*up)["token"])
     assert operator.document("jupyter", "up")["token"] == ""
     assert "a cell ran" in operator.gpunodes("jupyter", "verify").stdout
-    assert operator.ssh("control-1", f"stat -c '%U %a' {FOLDER}/jupyter-notebook").strip() == "nobody 1777"
+    assert operator.ssh("control-1", f"stat -c '%U %a' {FOLDER}/jupyter-notebook.default").strip() == "nobody 1777"
     written = ("exec", "deployment/jupyter-notebook", "--", "python3", "-c", "open('/home/jovyan/kept', 'w')")
     operator.kubectl(*written)
     # The first character in brackets: the search does not find itself.
@@ -39,7 +39,7 @@ def test_a_notebook_finds_its_home_again(operator: Operator) -> None:
     assert "kept" in operator.kubectl(*written[:3], "python3", "-c", "import os; print(os.listdir('/home/jovyan'))")
     operator.gpunodes("jupyter", "down", "--yes")
     operator.kubectl("label", "namespace", "default", "pod-security.kubernetes.io/enforce-")
-    operator.ssh("control-1", f"rm -r {FOLDER}/jupyter-notebook")
+    operator.ssh("control-1", f"rm -r {FOLDER}/jupyter-notebook.default")
 
 
 def test_every_node_pulls_from_a_registry_on_the_share(operator: Operator) -> None:

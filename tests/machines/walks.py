@@ -9,11 +9,13 @@ import base64
 import io
 import re
 import shlex
+import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 
 from .conftest import CHECKOUT, LabSpec, Operator
@@ -22,7 +24,26 @@ LAB = LabSpec("debian13", workers=1, gpu_workers=1)
 PAGES = CHECKOUT / "docs" / "walkthroughs"
 GUIDE = "kubernetes-gpu-guide"
 """The page of test_walkthrough_guide.py."""
-OTHERS = ("acs-engine", "aks-engine", "cdk", "cdk-tensorflow")
+EXPECTED = {
+    GUIDE: ("gpunodes init-master", "gpunodes gpu plan", "gpunodes join", "gpunodes gpu verify", "kubectl apply"),
+    "acs-engine": (
+        "gpunodes preflight",
+        "gpunodes gpu plan",
+        "gpunodes up",
+        "gpunodes gpu verify",
+        "gpunodes kubeconfig",
+    ),
+    "aks-engine": ("gpunodes up", "gpunodes gpu verify", "kubectl apply"),
+    "cdk": ("gpunodes preflight", "gpunodes up", "gpunodes gpu verify", "gpunodes kubeconfig"),
+    "cdk-tensorflow": (
+        "gpunodes up",
+        "gpunodes storage up",
+        "gpunodes kubeconfig --user alice",
+        "kubectl --kubeconfig alice",
+    ),
+}
+"""Beginnings of commands that the pages have: of a page in another form no line would be run."""
+OTHERS = tuple(EXPECTED)[1:]
 """Those of test_walkthroughs.py, in their order."""
 MACHINES = {"10.0.0.1": "control-1", "10.0.0.2": "gpu-1", "10.0.0.3": "worker-1"}
 """The machines of the lab for the addresses of the guide."""
@@ -31,10 +52,16 @@ FILES = "/run/walk"
 UP_LIMIT_S = 3000.0
 
 
-def commands(page: str) -> Iterator[list[str]]:
-    """The command lines in the code blocks of a page, without comments."""
-    for line in re.findall(r"^ {4}((?:gpunodes|kubectl) .*)$", (PAGES / f"{page}.md").read_text(), re.MULTILINE):
-        yield shlex.split(line, comments=True)
+def commands(page: str, text: str = "") -> list[list[str]]:
+    """The command lines in the code blocks of a page, without comments; ``text`` in place of its own."""
+    text = text or (PAGES / f"{page}.md").read_text()
+    written = re.findall(r"^(?: {4}|\t)\s*(?:\$ )?((?:gpunodes|kubectl) .*)$", text, re.MULTILINE)
+    found = re.findall(r"^ {4}((?:gpunodes|kubectl) .*)$", text, re.MULTILINE)
+    is_read = found == written and "```" not in text
+    assert is_read, f"{page} has commands in another form than lines with four spaces before them"
+    missing = [each for each in EXPECTED[page] if not any(line.startswith(each) for line in found)]
+    assert not missing, f"{page} lacks {', '.join(missing)}"
+    return [shlex.split(line, comments=True) for line in found]
 
 
 def replaced(operator: Operator, words: list[str]) -> list[str]:
@@ -75,10 +102,22 @@ def follow(operator: Operator, shell: Operator, page: str, done: set[tuple[str, 
             kubectl(operator, *words[1:])
         elif tuple(words) not in done:
             argv = replaced(operator, words[1:])
-            # Without an inventory there is no mirror either: the public package sources, which the lab does not reach.
             alone = argv[:2] == ["gpu", "plan"] and "--user" in argv
-            shell.gpunodes(*argv, code=None if alone else 0, limit_s=UP_LIMIT_S)
+            ran = shell.gpunodes(*argv, code=None if alone else 0, limit_s=UP_LIMIT_S)
+            if alone:
+                planned(ran, argv[2 : argv.index("--user")])
         done.add(tuple(words))
+
+
+def planned(ran: subprocess.CompletedProcess[str], addresses: Sequence[str]) -> None:
+    """Check what `gpu plan` says of machines by their addresses: each was read, and has a plan or what is missing.
+
+    Without an inventory there is no mirror: the plan has the public package sources, which the lab does not reach.
+    """
+    assert ran.returncode in {ExitCode.DONE, ExitCode.PARTLY, ExitCode.FAILED}, ran.stderr
+    for address in addresses:
+        [said] = re.findall(rf"^{re.escape(address)}: (.*)$", ran.stdout, re.MULTILINE)
+        assert not said.startswith("UNREACHABLE"), said
 
 
 def job_gets_a_gpu(operator: Operator) -> None:

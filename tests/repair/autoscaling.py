@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpunodes.autoscale import plan, service
@@ -34,6 +35,8 @@ from tests.programs import ending
 from .apiserver import MINOR, ApiServer, cache, free_port
 
 BOOT_S, GPUS_S = 2.0, 4.0
+SYSTEM = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+"""Labels with which a kubelet registers its node."""
 _PROOFS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 _OPTIONS = {
     "cloud-provider": "externalgrpc",
@@ -46,6 +49,7 @@ _OPTIONS = {
     "scale-down-delay-after-add": "2s",
     "scale-down-unready-time": "20s",
     "max-node-provision-time": "40s",
+    "max-total-unready-percentage": "100",
     "skip-nodes-with-system-pods": "false",
     "v": "2",
 }
@@ -78,7 +82,8 @@ class SimulatedMachines:
     def kubelet(self, name: str) -> Kubelet:
         return Kubelet.DOWN if name in self.dead else Kubelet.RUNS
 
-    def switch_on(self, name: str, *, again: bool) -> None:
+    def switch_on(self, name: str, before: Callable[[], None], *, again: bool) -> None:
+        before()
         self._check(name)
         with self._mutex:
             if name in self.on and not again:
@@ -103,7 +108,8 @@ class SimulatedMachines:
     def _boot(self, name: str) -> None:
         time.sleep(BOOT_S)
         pool = self.plan.machines[name].pool
-        node = node_object(name, gpus=0, starting=True, labels={POOL_LABEL: pool, "gpunodes.dev/gpu": "true"})
+        labels = {POOL_LABEL: pool, "gpunodes.dev/gpu": "true", **SYSTEM}
+        node = node_object(name, gpus=0, starting=True, labels=labels)
         node = {"apiVersion": "v1", "kind": "Node", **node}
         del node["metadata"]["uid"]
         status = node.pop("status")
@@ -228,12 +234,11 @@ class Site:
         self.power = power
         self.session = session
 
-    def pod(self, name: str, pool: str = "") -> None:
-        """A pod that wants both GPUs of a node, of a pool if one is named."""
+    def pod(self, name: str, pool: str = "", labels: Mapping[str, str] = MappingProxyType({})) -> None:
+        """A pod that wants both GPUs of a node, of a pool if one is named, and with ``labels``."""
         resources = {"limits": {GPU: "2"}, "requests": {GPU: "2"}}
         spec: dict[str, Any] = {"containers": [{"name": "job", "image": "job", "resources": resources}]}
-        if pool:
-            spec["nodeSelector"] = {POOL_LABEL: pool}
+        spec["nodeSelector"] = {**labels, **({POOL_LABEL: pool} if pool else {})}
         # Owned, as pods are that something starts again: others keep a node on.
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "job", "uid": "1", "controller": True}
         metadata = {"name": name, "ownerReferences": [owner]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from urllib.error import HTTPError
 
 import pytest
 from gpunodes.ansible.module_utils import kubeconfig
-from gpunodes.ansible.module_utils.cluster import optional
+from gpunodes.ansible.module_utils.cluster import optional, settling
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.planner import addons
 
@@ -78,6 +79,23 @@ def test_an_add_on_comes_stays_and_goes(server: ApiServer, name: str) -> None:
     for each in rendered(name):
         if each["kind"] == "Namespace":
             finish(server, each["metadata"]["name"])
+
+
+def test_an_add_on_comes_again_when_its_namespace_has_gone(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server makes nothing in a namespace that is being deleted."""
+    name, space = "local-path", "local-path-storage"
+    up(name)
+    down(name)
+    monkeypatch.setattr(optional, "_LEAVE_S", 0)
+    with pytest.raises(MachineProblem, match=f"Namespace {space} is being deleted, and still exists after 0 s"):
+        up(name)
+    monkeypatch.setattr(optional, "_LEAVE_S", 60)
+    ending = threading.Timer(3, finish, (server, space))
+    ending.start()
+    assert set(up(name)) == titles(name)
+    ending.join()
+    assert set(down(name)) == titles(name)
+    finish(server, space)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +187,9 @@ def refused_by(server: ApiServer, path: str, given: Any) -> str:
 
 def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> None:
     """kube-vip would answer for any address of an annotation: the gateway's, or that of another machine."""
-    up("load-balancer")
     services = "/api/v1/namespaces/default/services"
+    server.call("POST", services, service(name="earlier", spec={"type": "ClusterIP", "externalIPs": ["10.0.0.9"]}))
+    up("load-balancer")
     asked = "kube-vip.io/loadbalancerIPs"
     other = service(annotations={asked: "10.0.0.1"})
     deadline = time.monotonic() + 30
@@ -192,14 +211,26 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
         service(annotations={asked: "fd00::1"}),
         service(spec={"loadBalancerIP": "10.0.0.204"}),
         service(annotations={"kube-vip.io/egress": "true"}),
+        # Every node's own connections to that address would go to its pods.
+        service(spec={"externalIPs": ["10.0.0.1"]}),
+        service(spec={"type": "ClusterIP", "externalIPs": ["10.0.0.200"]}),
         # It becomes a load balancer later.
         service(annotations={"kube-vip.io/serviceInterface": "eth1"}, spec={"type": "ClusterIP"}),
     ):
         assert "ValidatingAdmissionPolicy 'gpunodes-load-balancer'" in refused_by(server, services, refused)
     server.call("POST", services, service())
-    change = {"metadata": {"annotations": {asked: "10.0.0.9"}}}
-    with pytest.raises(HTTPError):
-        server.call("PATCH", f"{services}/web", change, "application/merge-patch+json")
+    merge = "application/merge-patch+json"
+    for changed, change in (
+        ("web", {"metadata": {"annotations": {asked: "10.0.0.9"}}}),
+        ("web", {"spec": {"externalIPs": ["10.0.0.1"]}}),
+        ("earlier", {"spec": {"externalIPs": ["10.0.0.9", "10.0.0.1"]}}),
+    ):
+        with pytest.raises(HTTPError, match="422"):
+            server.call("PATCH", f"{services}/{changed}", change, merge)
+    # What was there before can be changed, and loses them.
+    server.call("PATCH", f"{services}/earlier", {"metadata": {"labels": {"a": "b"}}}, merge)
+    server.call("PATCH", f"{services}/earlier", {"spec": {"externalIPs": None}}, merge)
+    server.call("DELETE", f"{services}/earlier")
     with pytest.raises(MachineProblem, match=r"there are Services of type LoadBalancer \(web\)"):
         down("load-balancer")
     server.call("DELETE", f"{services}/web")
@@ -257,8 +288,11 @@ def test_a_manifest_brings_its_own_kinds_and_goes_only_without_objects_of_them(s
     finish(server, "queues")
 
 
-def test_an_add_on_runs_when_its_workloads_do_and_it_answers(server: ApiServer) -> None:
+def test_an_add_on_runs_when_its_workloads_do_and_it_answers(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = "metrics-server"
+    monkeypatch.setattr(settling, "SETTLE_S", 0)
     with pytest.raises(MachineProblem, match="metrics-server: it is not installed"):
         optional.wait(name, {}, 0)
     up(name)

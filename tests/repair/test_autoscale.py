@@ -60,6 +60,22 @@ def test_one_machine_for_one_pod_then_the_other_pool_then_none(site: Site) -> No
     assert site.started()[2:] == ["h2"]
 
 
+def test_a_node_that_needs_repair_leaves_its_place_to_one_other_machine(site: Site) -> None:
+    """The pool has one place. The pods select nodes by labels that only a kubelet sets: from zero, too."""
+    site.pod("first", "h100", autoscaling.SYSTEM)
+    site.until(lambda: site.node_of("first"))
+    marks = {"metadata": {"annotations": {"gpunodes.dev/needs-repair": "GPU 1"}}, "spec": {"unschedulable": True}}
+    site.server.call("PATCH", "/api/v1/nodes/h1", marks, "application/merge-patch+json")
+    site.pod("second", "h100", autoscaling.SYSTEM)
+    site.until(lambda: site.node_of("second"))
+    assert site.node_of("second") == "h2"
+    assert site.started() == ["h1", "h2"], "one for each pod"
+    # Nobody switches the unhealthy one off; the other goes when it is idle.
+    for name in ("first", "second"):
+        site.delete_pod(name)
+    site.until(lambda: set(site.machines.on) == {"h1"})
+
+
 def test_a_bmc_that_refuses_and_a_boot_that_never_registers(site: Site) -> None:
     site.machines.refuses = {"h1", "h2"}
     site.pod("first")

@@ -26,8 +26,20 @@ KUSTOMIZATIONS = [f"training{overlay}" for overlay in ("", "/overlays/gpu", "/ov
 ]
 _APPLY = "application/apply-patch+yaml"
 _STRICT = "?fieldManager=test&fieldValidation=Strict"
-_CLUSTER = {"Namespace": "/api/v1", "PriorityClass": "/apis/scheduling.k8s.io/v1", "PersistentVolume": "/api/v1"}
+_CLUSTER = {
+    "Namespace",
+    "PriorityClass",
+    "PersistentVolume",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}
+_PLURALS = {
+    "NetworkPolicy": "networkpolicies",
+    "PriorityClass": "priorityclasses",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+}
 _PODS = "/api/v1/namespaces/{}/pods"
+_CLAIMS = "resourceclaims"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +63,7 @@ def built(name: str) -> list[dict[str, Any]]:
 
 def path_of(found: Mapping[str, Any], namespace: str = "default") -> str:
     kind, group = found["kind"], found["apiVersion"]
-    plural = {"NetworkPolicy": "networkpolicies", "PriorityClass": "priorityclasses"}.get(kind, f"{kind.lower()}s")
+    plural = _PLURALS.get(kind, f"{kind.lower()}s")
     base = f"/apis/{group}" if "/" in group else f"/api/{group}"
     if kind not in _CLUSTER:
         base += f"/namespaces/{found['metadata'].get('namespace', namespace)}"
@@ -278,6 +290,9 @@ def tenants(server: ApiServer) -> ApiServer:
             for each in server.call("GET", quotas.format(team))["items"]
         )
     )
+    # The API server needs some time to compile a new policy.
+    wait(lambda: refusal(server, "vision", sliced()) and refusal(server, "language", sliced()))
+    wait(lambda: refusal(server, "vision", service(externalIPs=["10.0.0.1"]), "services"))
     return server
 
 
@@ -297,10 +312,24 @@ def pod(name: str, gpus: int = 0, priority: str = "", **more: Any) -> dict[str, 
     return {"metadata": {"name": name}, "spec": {**spec, **({"priorityClassName": priority} if priority else {})}}
 
 
-def refusal(server: ApiServer, team: str, wanted: dict[str, Any]) -> str:
-    """Why a pod is refused; "" if it is not, and then it does not stay."""
+def sliced(where: str = "containers") -> dict[str, Any]:
+    """A pod that wants slices of GPUs in these containers."""
+    wanted = pod("greedy")
+    [container] = wanted["spec"]["containers"]
+    slices = {**container, "name": "sliced", "resources": {"limits": {"nvidia.com/mig-1g.10gb": 7}}}
+    wanted["spec"][where] = [slices, *([container] if where == "containers" else [])]
+    return wanted
+
+
+def service(**spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "open"}, "spec": {"ports": [{"port": 80}], **spec}}
+
+
+def refusal(server: ApiServer, team: str, wanted: dict[str, Any], kind: str = "pods") -> str:
+    """Why a pod, or an object of another ``kind``, is refused; "" if it is not, and then it does not stay."""
+    base = "/apis/resource.k8s.io/v1" if kind == _CLAIMS else "/api/v1"
     try:
-        server.call("POST", _PODS.format(team) + "?dryRun=All", wanted)
+        server.call("POST", f"{base}/namespaces/{team}/{kind}?dryRun=All", wanted)
     except urllib.error.HTTPError as error:
         return str(json.loads(error.read())["message"])
     return ""
@@ -327,6 +356,38 @@ def test_a_pod_past_the_quota_is_refused(tenants: ApiServer) -> None:
     assert "exceeded quota: urgent" in refusal(tenants, "language", pod("urgent", 2, "gpu-urgent"))
 
 
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_a_resource_of_nvidia_without_a_number_in_the_quota_is_refused(tenants: ApiServer, where: str) -> None:
+    """A quota does not limit what it does not name: each profile of MIG has a name of its own."""
+    refused = refusal(tenants, "vision", sliced(where))
+    assert "the quota of the team has no number for a resource of nvidia.com" in refused
+
+
+def claim(**exactly: Any) -> dict[str, Any]:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", **exactly}}
+    return {"metadata": {"name": "gpus"}, "spec": {"devices": {"requests": [request]}}}
+
+
+def test_claims_past_the_quota_are_refused(tenants: ApiServer) -> None:
+    assert refusal(tenants, "language", claim(count=4), _CLAIMS) == ""
+    for more in ({"count": 5}, {"allocationMode": "All"}):
+        refused = refusal(tenants, "language", claim(**more), _CLAIMS)
+        assert "exceeded quota: team, requested: gpu.nvidia.com.deviceclass.resource.k8s.io/devices" in refused
+
+
+def test_claims_count_as_the_gpus_that_pods_request(tenants: ApiServer) -> None:
+    """From Kubernetes 1.36 on, with the DeviceClass of the role."""
+    made = {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"extendedResourceName": GPU}}
+    tenants.call("POST", "/apis/resource.k8s.io/v1/deviceclasses", made)
+    path = "/apis/resource.k8s.io/v1/namespaces/language/resourceclaims"
+    wait(lambda: f"requests.{GPU}=5" in refusal(tenants, "language", claim(count=5), _CLAIMS))
+    tenants.call("POST", path, claim(count=3))
+    assert f"exceeded quota: team, requested: requests.{GPU}=2" in refusal(tenants, "language", pod("b", 2))
+    tenants.call("DELETE", f"{path}/gpus")
+    wait(lambda: refusal(tenants, "language", pod("b", 2)) == "")
+    tenants.call("DELETE", "/apis/resource.k8s.io/v1/deviceclasses/gpu.nvidia.com")
+
+
 def test_a_container_without_requests_gets_some(tenants: ApiServer) -> None:
     with having(tenants, "language", pod("first")):
         found = tenants.call("GET", _PODS.format("language") + "/first")["spec"]["containers"][0]["resources"]
@@ -346,10 +407,40 @@ def test_a_folder_of_the_node_and_a_node_port_are_refused(tenants: ApiServer) ->
     wanted = pod("greedy")
     wanted["spec"]["volumes"] = [{"name": "host", "hostPath": {"path": "/"}}]
     assert "hostPath" in refusal(tenants, "vision", wanted)
-    service = {"metadata": {"name": "open"}, "spec": {"type": "NodePort", "ports": [{"port": 80}]}}
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        tenants.call("POST", "/api/v1/namespaces/vision/services", service)
-    assert "services.nodeports" in json.loads(refused.value.read())["message"]
+    assert "services.nodeports" in refusal(tenants, "vision", service(type="NodePort"), "services")
+
+
+def test_a_service_that_would_take_over_addresses_of_others_is_refused(tenants: ApiServer) -> None:
+    """Every node would send its own connections to such an address to the team's pods (CVE-2020-8554)."""
+    assert refusal(tenants, "vision", service(), "services") == ""
+    path = "/api/v1/namespaces/vision/services"
+    for each in ("10.0.0.1", "2001:db8::1"):
+        refused = refusal(tenants, "vision", service(externalIPs=[each]), "services")
+        assert "a Service of a team has no externalIPs" in refused
+    tenants.call("POST", path, service())
+    change = {"spec": {"externalIPs": ["10.0.0.1"]}}
+    with pytest.raises(urllib.error.HTTPError, match="422"):
+        tenants.call("PATCH", f"{path}/open", change, controllers.MERGE)
+    tenants.call("DELETE", f"{path}/open")
+    assert refusal(tenants, "default", service(externalIPs=["10.0.0.1"]), "services") == "", "others are not concerned"
+
+
+@pytest.mark.parametrize("name", ["system-node-critical", "system-cluster-critical", "of-others"])
+def test_a_pod_of_a_class_of_others_is_refused(tenants: ApiServer, name: str) -> None:
+    """It would end the pods of all teams."""
+    if name == "of-others":
+        with contextlib.suppress(urllib.error.HTTPError):
+            tenants.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": 9})
+    assert refusal(tenants, "default", pod("greedy", 0, name)) == "", "nothing else refuses it"
+    assert "exceeded quota: classes" in refusal(tenants, "vision", pod("greedy", 0, name))
+    for allowed in ("", "gpu-batch", "gpu-urgent"):
+        assert refusal(tenants, "vision", pod("modest", 0, allowed)) == ""
+
+
+def test_urgent_pods_without_gpus_are_few_too(tenants: ApiServer) -> None:
+    """They end others for their processors and memory."""
+    with having(tenants, "vision", pod("first", 0, "gpu-urgent")):
+        assert "exceeded quota: urgent" in refusal(tenants, "vision", pod("second", 0, "gpu-urgent"))
 
 
 def bound(server: ApiServer, team: str, name: str) -> str:

@@ -138,17 +138,16 @@ def test_a_notebook_from_its_start_to_its_end(server: ApiServer, cluster: Notebo
     assert seen.is_ready
     assert seen.request == started.request
     asked: list[str] = []
-    removed, request = notebooks.down(cluster, place, asked.append)
+    removed, request, _ = notebooks.down(cluster, place, asked.append)
     assert removed == list(before)
-    assert asked == [
-        "the notebook team/alice ends with its kernels; its home stays: the folder jupyter-alice of the claim training"
-    ]
+    home = "the folder jupyter-alice.team of the claim training"
+    assert asked == [f"the notebook team/alice ends with its kernels; its home stays: {home}"]
     assert request == started.request
     assert present(server, place) == {}
     assert pods(server, place) == []
     claims = server.call("GET", "/api/v1/namespaces/team/persistentvolumeclaims")["items"]
     assert [each["metadata"]["name"] for each in claims] == ["training"]
-    assert notebooks.down(cluster, place, asked.append) == ([], None)
+    assert notebooks.down(cluster, place, asked.append)[:2] == ([], None)
     assert len(asked) == 1, "nothing to ask about"
 
 
@@ -336,6 +335,6 @@ def test_what_others_wrote_into_our_objects_is_data(server: ApiServer, cluster: 
     server.call("POST", PATHS["Secret"].format("team"), body)
     with pytest.raises(GpunodesError, match="has no token of gpunodes"):
         cluster.token(place)
-    removed, request = notebooks.down(cluster, place, lambda _: None)
+    removed, request, _ = notebooks.down(cluster, place, lambda _: None)
     assert len(removed) == 3
     assert request is None

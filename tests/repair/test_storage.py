@@ -13,6 +13,7 @@ import pytest
 from gpunodes.ansible.module_utils import kubeconfig
 from gpunodes.ansible.module_utils.cluster import objects as applied
 from gpunodes.ansible.module_utils.cluster import storage as claims
+from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.session import Session
 from gpunodes.errors import WrongInput
@@ -171,11 +172,19 @@ def test_a_volume_whose_claim_was_deleted_is_made_again(server: ApiServer) -> No
 def test_all_is_deleted_claims_first(server: ApiServer) -> None:
     from gpunodes.operations.storage.commands import _removed
 
-    volumes, own = Objects(Direct(server), patience_s=0).own()
-    given = _removed(volumes, own)["storage_objects"]
-    deleted, _ = applied.delete(given, "", check=False, keep=False)
-    assert [each.partition(" ")[0] for each in deleted] == ["PersistentVolumeClaim"] * 3 + ["PersistentVolume"] * 3
-    deadline = time.monotonic() + 60
-    while Objects(Direct(server), patience_s=0).own() != ([], []):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    found = Objects(Direct(server), patience_s=0)
+    given = _removed(*found.own())
+    # Started after the command looked for pods: what the claim keeps, keeps the server.
+    pod = claims.pod_on("w1", "late", ("ml", "scratch"), "busybox", "true")
+    server.call("POST", f"{NAMESPACES}/ml/pods", pod)
+    with pytest.raises(MachineProblem, match="PersistentVolumeClaim ml/scratch is being deleted"):
+        applied.delete(given, "", check=False, keep=False, limit_s=5)
+    assert [each["metadata"]["namespace"] for each in found.own()[1]] == ["ml"]
+    server.call("DELETE", f"{NAMESPACES}/ml/pods/late?gracePeriodSeconds=0")
+    # The next command has a list of its own.
+    left = _removed(*found.own())
+    deleted, _ = applied.delete(left, "", check=False, keep=False, limit_s=60)
+    order = {"PersistentVolumeClaim": 0, "PersistentVolume": 1}
+    kinds = [order[each.partition(" ")[0]] for each in deleted]
+    assert kinds == sorted(kinds)
+    assert found.own() == ([], [])

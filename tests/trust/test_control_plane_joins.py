@@ -160,6 +160,14 @@ def test_a_stand_in_control_plane_that_does_not_join_leaves_no_certificates(flee
     assert "cp-3/kubeadm_join_control_plane" not in fleet.asked
 
 
+def test_certificates_are_deleted_although_the_token_is_not(fleet: Machines, tmp_path: Path) -> None:
+    """The first deletion that failed ended the run, and the Secret stayed for two hours."""
+    fleet.answer("cp-1", "join_token", {"failed": True, "msg": "the API does not respond"})
+    ended, _ = play(fleet, tmp_path / "run", "join.yml", {"cp-2": facts("cp-2")}, cluster("cp-1"))
+    assert not ended.ok
+    assert asked(fleet, "join_certificates") == ["cp-1/join_certificates"] * 2
+
+
 def test_certificates_that_a_stand_in_cannot_upload_are_deleted(fleet: Machines, tmp_path: Path) -> None:
     fleet.answer("cp-1", "join_certificates", {"failed": True, "msg": "another command joins a control plane"})
     ended, events = play(fleet, tmp_path / "run", "join.yml", {"cp-2": facts("cp-2")}, cluster("cp-1"))
@@ -249,22 +257,62 @@ def test_etcd_that_would_stop_keeps_the_stand_in(fleet: Machines, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("selected", "checked"),
-    [(["cp-2"], ["cp-2/etcd_member"]), (["cp-1", "cp-2", "cp-3", "worker-1"], []), (["worker-1"], [])],
+    ("selected", "required"),
+    [(["cp-2"], True), (["cp-1", "cp-2", "cp-3", "worker-1"], False), (["worker-1"], None)],
     ids=["one of several", "the whole cluster", "a worker"],
 )
-def test_a_reset_of_one_stand_in_of_several_is_checked(
-    fleet: Machines, tmp_path: Path, selected: list[str], checked: list[str]
+def test_a_reset_of_stand_ins_asks_etcd_whether_members_stay(
+    fleet: Machines, tmp_path: Path, selected: list[str], required: bool | None
 ) -> None:
+    """The inventory may know fewer control planes than the cluster has."""
     known = {name: facts(name, "worker" if name == "worker-1" else "control_plane") for name in selected}
     ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
     assert ended.ok, ended.log.read_text()
-    assert asked(fleet, "etcd_member") == checked
+    asking = [] if required is None else [name for name in selected if name.startswith("cp-")]
+    assert sorted(asked(fleet, "etcd_member")) == [f"{name}/etcd_member" for name in asking]
+    for name in asking:
+        given = fleet.given(name, "etcd_member")
+        assert given["required"] == required
+        assert {f"10.0.0.{NUMBERS[each]}" for each in asking} | set(asking) <= set(given["leaving"])
+        assert not {"cp-1", "10.0.0.1"} & set(given["leaving"]) or "cp-1" in selected
     assert len(asked(fleet, "kubeadm_reset")) == len(selected)
 
 
+def test_what_a_worker_says_of_itself_lets_no_stand_in_go(fleet: Machines, tmp_path: Path) -> None:
+    known = {"cp-1": facts("cp-1", "control_plane"), "worker-1": facts("worker-1", "worker")}
+    known["worker-1"]["hostname"] = "cp-2"
+    known["worker-1"]["kubernetes"]["advertised"] = "10.0.0.2"
+    play(fleet, tmp_path / "run", "reset.yml", known, cluster("cp-1", "cp-3"))
+    assert set(fleet.given("cp-1", "etcd_member")["leaving"]) == {"cp-1", "10.0.0.1"}
+
+
+def test_one_stand_in_that_is_refused_stops_the_reset_of_all(fleet: Machines, tmp_path: Path) -> None:
+    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "its cluster has others"})
+    known = {name: facts(name, "control_plane") for name in ("cp-1", "cp-2", "cp-3")}
+    ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
+    assert not ended.ok
+    assert not asked(fleet, "kubeadm_reset", "host_undo")
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_stand_ins_start_with_their_old_data_unless_one_was_restored(
+    fleet: Machines, tmp_path: Path, restored: bool
+) -> None:
+    """The others would be a quorum of the old cluster beside the restored one."""
+    for name in GROUPS["control_plane"]:
+        fleet.answer(name, "etcd_restore_aborted", {"actions": [], "notes": []})
+    known = {name: facts(name, "control_plane", restore="unfinished") for name in GROUPS["control_plane"]}
+    known["cp-1"] = facts("cp-1", "control_plane", restore="done" if restored else "")
+    ended, _ = play(fleet, tmp_path / "run", "etcd_restore_abort.yml", known, {})
+    assert ended.ok is not restored
+    # Each is waited for only when all were started.
+    each = [f"{name}/etcd_restore_aborted" for name in GROUPS["control_plane"]]
+    found = asked(fleet, "etcd_restore_aborted")
+    assert (sorted(found[:3]), sorted(found[3:])) == (([], []) if restored else (each, each))
+
+
 def test_a_stand_in_that_is_a_member_is_not_reset(fleet: Machines, tmp_path: Path) -> None:
-    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "this control plane belongs to a cluster of several"})
+    fleet.answer("cp-2", "etcd_member", {"failed": True, "msg": "its cluster has others"})
     known = {"cp-2": facts("cp-2", "control_plane")}
     ended, _ = play(fleet, tmp_path / "run", "reset.yml", known, cluster(*NUMBERS))
     assert not ended.ok

@@ -61,6 +61,7 @@ ACTING = (
     "certificates_renewed",
     "control_plane_settings",
     "docker_images",
+    "etcd_restore_aborted",
     "etcd_restored",
     "etcd_stopped",
     "gpu_idle",
@@ -72,6 +73,7 @@ ACTING = (
     "kubeadm_reset",
     "etcd_member",
     "nfs_unmounted",
+    "nfs_unused",
     "node_removed",
     "prepared",
     "shared_folders",
@@ -148,6 +150,7 @@ UPGRADE: dict[str, Any] = {
     "lost": [],
     "unfinished": False,
     "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
+    "deprecated": [],
     "cluster": None,
 }
 """A result of upgrade_facts, without its free text."""
@@ -191,7 +194,7 @@ def answers(name: str, shown: str = SHOWN) -> dict[str, Any]:
         "upgrade_facts": {
             "upgrade_facts": {
                 **UPGRADE,
-                **dict.fromkeys(("unread", "not_compared"), shown),
+                **dict.fromkeys(("unread", "not_compared", "metrics_unread"), shown),
                 "fetched": {**UPGRADE["fetched"], "unasked": shown},
             }
         },
@@ -359,6 +362,7 @@ WALKS = {
     "drift.yml": (0, "control_plane_drift"),
     "endpoint_set.yml": (0, _FACTS + "api_certificate cluster_endpoint node_endpoint"),
     "etcd_restore.yml": (0, _FACTS + "etcd_stopped etcd_restored"),
+    "etcd_restore_abort.yml": (0, _FACTS + "etcd_restore_aborted"),
     "facts.yml": (0, _FACTS),
     # 2: the verification of a node's GPUs fails, or a node is not ready.
     "gpu_burn_in.yml": (2, _FACTS + "burn_in_taint gpu_burn_in"),
@@ -382,7 +386,7 @@ WALKS = {
     "registry_down.yml": (0, "cluster_info host"),
     "registry_up.yml": (0, _FACTS + "host"),
     "remove.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset node_removed"),
-    "reset.yml": (0, _FACTS + "host_undo kubeadm_reset"),
+    "reset.yml": (0, _FACTS + "etcd_member host_undo kubeadm_reset"),
     "revoke.yml": (0, "join_certificates join_token"),
     "runtime_pending.yml": (0, _FACTS + "runtime_pending"),
     "runtime_upgrade.yml": (0, _FACTS),
@@ -400,6 +404,16 @@ WALKS = {
 
 def test_every_playbook_is_walked() -> None:
     assert sorted(WALKS) == PLAYBOOKS
+
+
+def test_a_storage_server_is_asked_for_its_clients_before_it_ends(fleet: Machines) -> None:
+    speak(fleet, ATTACKS[0])
+    given = json.dumps({**SHARES, "nfs_server_state": "absent"})
+    done = played(fleet, "storage_server.yml", "-e", given)
+    check(fleet, done.stdout + done.stderr)
+    assert done.returncode == 0, done.stdout
+    asked = [each.partition("/")[2] for each in fleet.asked]
+    assert asked.index("nfs_unused") < asked.index("shared_folders") < asked.index("host_undo")
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(WALKS)))
@@ -435,6 +449,15 @@ def test_a_kubelet_waits_for_its_control_plane(fleet: Machines) -> None:
     done = played(fleet, "upgrade.yml", "-e", "upgrade_target=1.37.2", "--limit", "worker-1", "--tags", "apply")
     assert "a kubelet is never newer than its control plane" in " ".join(done.stdout.split())
     assert "kubeadm_upgrade" not in modules(fleet)
+
+
+def test_a_worker_without_an_earlier_version_is_not_prepared_to_return(fleet: Machines) -> None:
+    """So `upgrade rollback` learns it before the drain."""
+    speak(fleet)
+    done = played(fleet, "upgrade.yml", "-e", "upgrade_returns=true", "--tags", "prepare", "--limit", "worker-1")
+    assert done.returncode
+    assert "its version before the last upgrade is unknown" in " ".join(done.stdout.split())
+    assert modules(fleet) == {"host_facts", "cluster_info"}
 
 
 def test_a_control_plane_does_not_return_to_an_older_version(fleet: Machines) -> None:

@@ -80,7 +80,46 @@ def test_how_to_get_a_publisher_s_file_is_an_address_or_a_command() -> None:
             is_address = each.manifest.startswith("https://")
             assert each.obtaining == (f"download {each.manifest}" if is_address else f"make it: {each.manifest} > FILE")
             assert is_address or each.manifest.startswith("helm template ")
+            assert each.workload.split()[0] in {"Deployment", "DaemonSet", "StatefulSet"}
             assert is_address or f" --version {each.version.removeprefix('v')} " in each.manifest
+
+
+def workload(image: Any, name: str = "kueue-controller-manager", space: str = "kueue-system") -> dict[str, Any]:
+    template = {"spec": {"containers": [{"name": "manager", "image": image}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": space},
+        "spec": {"template": template},
+    }
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("registry.k8s.io/kueue/kueue:v0.15.0", "v0.15.0"),
+        ("registry.example:5000/kueue:0.15.0@sha256:00", "v0.15.0"),
+        ("registry.example:5000/kueue@sha256:00", "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_the_version_of_a_publisher_s_file_is_that_of_its_images(image: Any, version: str) -> None:
+    assert addons.version_of(addons.chosen("kueue"), [workload("x:v9.9", "other"), workload(image)]) == version
+
+
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ([workload("kueue:v0.14.0")], "the file has version v0.14.0 of Deployment kueue-controller-manager"),
+        ([workload("kueue:v0.15.0", "cilium")], "the file has no Deployment kueue-controller-manager in kueue-system"),
+        ([workload("kueue:v0.15.0", space="default")], "the file has no Deployment kueue-controller-manager"),
+        ([{"kind": "DaemonSet", "metadata": {"name": "kueue-controller-manager"}}], "the file has no Deployment"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(objects: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(WrongInput, match=message) as refused:
+        addons.version_of(addons.chosen("kueue"), objects)
+    assert "download https://" in str(refused.value.problem.remedy)
 
 
 def test_cilium_replaces_flannel() -> None:

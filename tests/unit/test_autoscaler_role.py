@@ -100,6 +100,7 @@ def test_its_account_may_not_read_secrets_and_little_else() -> None:
     assert own == {
         "configmaps": {"create", "list", "watch"},
         "configmaps=gpunodes-autoscaler-state": {"get", "update", "patch"},
+        "configmaps=gpunodes-kept-off": {"get", "patch"},
         "configmaps=cluster-autoscaler-status": {"get", "update", "delete"},
         "configmaps=cluster-autoscaler-priority-expander": {"get", "update", "delete"},
         "leases": {"get", "list", "create", "update", "delete"},
@@ -162,6 +163,8 @@ def test_the_autoscaler_gets_the_times_of_the_settings() -> None:
         "--scale-down-delay-after-add=60s",
         "--scale-down-unready-time=900s",
         "--unremovable-node-recheck-timeout=60s",
+        # Machines that users switched off must not stop it, however many.
+        "--max-total-unready-percentage=100",
         "--max-graceful-termination-sec=120",
         "--skip-nodes-with-system-pods=false",
     }

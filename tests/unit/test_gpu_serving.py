@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def resource_slice(node: str, *names: str, generation: int = 1, kind: str = "gpu
             **spec,
         },
     }
+
+
+def test_the_commands_for_its_removal_name_each_object() -> None:
+    page = (ROLE.parents[1] / "docs" / "scheduling.md").read_text()
+    lines = re.findall(r"^ {4}kubectl (?:-n kube-system )?delete (\S+) (\S+)$", page, re.MULTILINE)
+    removed = {(kind, name) for kinds, name in lines for kind in kinds.split(",")}
+    assert removed == {(kind.lower(), name) for kind, name in rendered()}
 
 
 # --- the setting and the plan ---

@@ -129,6 +129,35 @@ def test_a_short_wait_in_the_driver_is_no_hang_only_because_nvidia_smi_waits_for
     assert found.action is Action.NONE
 
 
+# cudaHostRegister of a file on NFS that is mapped: its server is frozen.
+NEEDS_A_PAGE = ["folio_wait_bit_common+0x13d/0x350", "filemap_fault+0x5c6/0x9e0", "__do_fault+0x31/0x150"]
+NEEDS_A_PAGE += ["asm_exc_page_fault+0x22/0x30", "os_copy_from_user+0x1/0x2 [nvidia]", FRAME]
+OF_UNIFIED_MEMORY = ["down_read+0x48/0xb0", "uvm_page_fault+0x6c/0x100 [nvidia_uvm]", "handle_mm_fault+0x1/0x2"]
+
+
+@pytest.mark.parametrize(("stack", "hangs"), [(NEEDS_A_PAGE, False), (OF_UNIFIED_MEMORY, True)])
+@pytest.mark.parametrize("name", ["python3", "nvidia-smi"])
+def test_a_page_that_the_driver_needs_is_no_hang_of_the_driver(
+    name: str, stack: list[str], hangs: bool, tmp_path: Path
+) -> None:
+    owner = "INFO: task cat:7 is blocked on a mutex likely owned by task {}:4242.\n"
+    report = hung(name, ["? exc_page_fault+0x1/0x2", *stack])  # old data on the stack
+    for text in (report, owner.format(name) + report.split("\n", 1)[1]):
+        found = verdict_on(tmp_path, log(text))
+        assert (found.hung_in_driver, found.action is Action.REBOOT) == (hangs, hangs)
+    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "xml": None, "stack": stack}
+    for facts in (with_(tasks=[asleep(name, stack)]), with_(smi=smi)):
+        assert judged(facts).hung_in_driver is hangs
+
+
+def test_a_crash_within_the_driver_leaves_its_locks_whatever_it_needed(tmp_path: Path) -> None:
+    begin = (
+        "Oops: 0002 [#1] PREEMPT SMP NOPTI\nCPU: 3 PID: 4242 Comm: python3 Tainted: P           OE      6.12.48 #1\n"
+    )
+    text = begin + "Call Trace:\n" + "".join(f" {frame}\n" for frame in NEEDS_A_PAGE)
+    assert verdict_on(tmp_path, log(text)).action is Action.REBOOT
+
+
 @pytest.mark.parametrize("stack", [CLOSES, OF_FOLDER, LOOKS_UP], ids=["close", "lock of a folder", "lock of a lookup"])
 def test_an_nvidia_smi_that_waits_for_files_is_not_repaired(stack: list[str]) -> None:
     smi = {"status": "stuck", "pid": 4242, "task_state": "D", "xml": None}

@@ -77,6 +77,6 @@ def test_the_further_lines_of_a_message_are_not_the_kernels(begin: str, newest_f
 @pytest.mark.parametrize("header", ["[   12.5] ", "2026-03-01T05:39:15,123456+00:00 ", "[Sun Mar  1 05:39:15 2026] "])
 def test_where_no_line_names_its_writer_a_message_is_no_name(header: str, tmp_path: Path) -> None:
     """``Workqueue: x:`` looks like the name of a program."""
-    lines = [text for _, text in [*START, *REPORT]] + ["stack events: Workqueue: nv_queue os_work [nvidia]"]
+    lines = [text for _, text in [*START, *REPORT]] + ["Workqueue: nv_queue os_work [nvidia]"]
     (tmp_path / "log").write_text("".join(f"{header}{line}\n" for line in lines))
     assert [each.rule for each in health.of_files([str(tmp_path / "log")]).findings] == ["hung-in-driver"]

@@ -7,7 +7,7 @@ import importlib
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -89,12 +89,39 @@ def test_every_walk_through_is_followed_line_by_line() -> None:
     pages = [walks.GUIDE, *walks.OTHERS]
     assert sorted(pages) == sorted(path.stem for path in walks.PAGES.glob("*.md"))
     for page in pages:
-        found = list(walks.commands(page))
-        assert len(found) > 2
+        found = walks.commands(page)
         assert {words[0] for words in found} <= {"gpunodes", "kubectl"}
         given = {word for words in found for word in words if word.startswith(("10.", "~"))}
         assert given <= {*walks.MACHINES, "~/.ssh/id_ed25519"}
-    assert ["kubectl", "create", "namespace", "team"] in list(walks.commands("cdk-tensorflow"))
+    assert ["kubectl", "create", "namespace", "team"] in walks.commands("cdk-tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("    gpunodes", "```\ngpunodes"), "in another form"),
+        (lambda text: text.replace("    gpunodes up", "    $ gpunodes up"), "in another form"),
+        (lambda text: text.replace("    gpunodes up", "    Run gpunodes up"), "cdk lacks gpunodes up"),
+        (lambda _: "# CDK, today\n", "cdk lacks gpunodes preflight"),
+    ],
+)
+def test_a_walk_through_of_which_no_line_would_be_run_fails(change: Callable[[str], str], message: str) -> None:
+    walks = importlib.import_module("tests.machines.walks")
+    with pytest.raises(AssertionError, match=message):
+        walks.commands("cdk", change((walks.PAGES / "cdk.md").read_text()))
+
+
+def test_a_plan_of_addresses_is_looked_at() -> None:
+    walks = importlib.import_module("tests.machines.walks")
+
+    def ran(code: int, text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], code, text, "")
+
+    good = "10.1.0.2: 2 x Tesla T4\n  driver  580\n\n10.1.0.3: NOT POSSIBLE\n  nothing serves packages\n"
+    walks.planned(ran(3, good), ["10.1.0.2", "10.1.0.3"])
+    for code, text in ((2, good), (3, ""), (3, good.replace("NOT POSSIBLE", "UNREACHABLE: timed out"))):
+        with pytest.raises((AssertionError, ValueError)):
+            walks.planned(ran(code, text), ["10.1.0.2", "10.1.0.3"])
 
 
 def test_the_stand_in_of_a_notebook_starts_alone() -> None:

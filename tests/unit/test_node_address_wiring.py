@@ -52,6 +52,55 @@ def test_the_api_is_at_the_address_of_the_control_plane(endpoint: str, vip: str,
     assert found.strip() == expected
 
 
+def test_machines_try_the_api_servers_at_their_addresses_in_the_cluster() -> None:
+    """SSH may use a network that the nodes have no part in."""
+    own = {"ansible_host": "192.168.7.1", "gpunodes_node_address": "10.0.0.1"}
+    others = {
+        "c2": {"ansible_host": "192.168.7.2", "gpunodes_node_address": "10.0.0.0/24"},
+        "c3": {"ansible_host": "10.0.0.3"},
+    }
+    every = {"c1": own, **others}
+    hosts = {
+        name: each | {"wiring_api_address": rendered("wiring_api_address", WIRING, **each, inventory_hostname=name)}
+        for name, each in every.items()
+    }
+    found = rendered(
+        "settings_api_servers",
+        WIRING,
+        inventory_hostname="w1",
+        groups={"control_plane": ["c1", "c2", "c3"]},
+        hostvars=hosts,
+        gpunodes_control_plane_vip="10.0.0.10",
+        gpunodes_control_plane_endpoint="",
+        # What the cluster reports, where it was read before.
+        wiring_control_nodes=[{"address": "10.0.0.1"}, {"address": "10.0.0.2"}, {"address": ""}],
+    )
+    assert found == ["10.0.0.1:6443", "192.168.7.2:6443", "10.0.0.3:6443", "10.0.0.2:6443"]
+
+
+@pytest.mark.parametrize(
+    ("host", "dead", "expected"),
+    [
+        ("cp-2.example", True, (True, "", "cp-2")),
+        ("192.168.7.2", True, (True, "192.168.7.2", "cp-2")),
+        ("cp-2.example", False, (False, "", "")),
+        ("192.168.7.2", False, (True, "192.168.7.2", "")),
+    ],
+)
+def test_the_member_of_a_dead_machine_is_looked_for_without_its_address(
+    host: str, dead: bool, expected: tuple[bool, str, str]
+) -> None:
+    """Its node was deleted by hand, so that only the inventory knows it."""
+    machine: dict[str, Any] = {"wiring_kubernetes": {"role": None}, "wiring_node": {}, "group_names": ["control_plane"]}
+    machine |= {"inventory_hostname": "CP-2", "ansible_host": host, "drain_dead": dead}
+    plays: Any = load("playbooks/remove.yml")
+    variables = {**machine, **{name: plays[1]["vars"][name] for name in ("member_needed", "member_address")}}
+    names = ("member_needed", "member_address", "member_dead_name")
+    assert tuple(rendered(name, WIRING, **variables) for name in names) == expected
+    drained = tuple(rendered(name, WIRING, **variables) for name in ("drain_member", "drain_member_name"))
+    assert drained == expected[1:]
+
+
 def test_kubeadm_gets_the_address() -> None:
     files = (f"roles/control_plane/{part}/main.yml" for part in ("defaults", "vars"))
     documents = rendered("_control_plane_documents", *files, control_plane_address="10.0.0.1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
 import shutil
@@ -22,7 +23,8 @@ from gpunodes.ansible.module_utils.probe import smi as smi_run
 from gpunodes.ansible.module_utils.probe.deduplicator import Deduplicator
 from gpunodes.ansible.module_utils.probe.options import TEXT_BYTES, ProbeOptions
 from gpunodes.engine.remote import answers, programs
-from gpunodes.health import shape
+from gpunodes.health import judge, shape
+from gpunodes.health.model import SiteRules
 
 SOURCES = [
     *programs.sources("probe.document").values(),
@@ -64,13 +66,26 @@ class Root:
         shutil.rmtree(self.folder / "proc")
         (self.folder / "proc").symlink_to("/proc")
 
-    def thread(self, pid: int, comm: str, state: str, *, kthread: bool = False, stack: str = "") -> None:
+    def thread(
+        self,
+        pid: int,
+        comm: str,
+        state: str,
+        *,
+        kthread: bool = False,
+        stack: str = "",
+        cpu: int = 0,
+        ran_s: float = 0,
+        wchan: str = "rwsem_down_write",
+    ) -> None:
+        """``ran_s``: when it last ran, by the clock of its CPU."""
         flags = threads.PF_KTHREAD if kthread else 0
-        fields = [state, "1", "1", "1", "0", "-1", str(flags), *["0"] * 4, "5", "5", *["0"] * 6, "900", "0"]
+        fields = [state, *"11100", str(flags), *["0"] * 29, str(cpu), "0"]
         folder = f"proc/{pid}/task/{pid}"
         self.write(f"{folder}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
         self.write(f"{folder}/status", "Name: x\nvoluntary_ctxt_switches:\t7\n")
-        self.write(f"{folder}/wchan", "rwsem_down_write")
+        self.write(f"{folder}/sched", f"se.exec_start : {ran_s * 1000:.3f}\n" if ran_s else "")
+        self.write(f"{folder}/wchan", wchan)
         self.write(f"{folder}/stack", stack)
 
     def read(self, deadline_s: float = 8.0, smi_s: float = 20.0) -> dict[str, Any]:
@@ -190,12 +205,52 @@ def test_journal_is_not_read_when_the_ring_buffer_is_complete(root: Root) -> Non
 
 def test_lines_of_user_space_are_ignored(root: Root) -> None:
     forged = "12,1,5000000,-;NVRM: Xid (PCI:0000:3b:00): 79, forged\n SUBSYSTEM=pci\n"
-    root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\\x0asecond\n")
-    assert root.read()["log"]["text"].splitlines() == [
-        "[    0.000000] Linux version",
-        "[    6.000000] real",
-        "[    6.000000] second",
-    ]
+    root.write("dev/kmsg", "6,0,0,-;Linux version\n" + forged + "4,2,6000000,c;real\n")
+    assert root.read()["log"]["text"].splitlines() == ["[    0.000000] Linux version", "[    6.000000] real"]
+
+
+LOST = "NVRM: The NVIDIA GPU 0000:3b:00.0 (PCI ID: 10de:2330)", "NVRM: installed in this system has", "NVRM: fallen off"
+CRASHED = "NVRM: The NVID[7]: segfault at 0 ip 0 sp 0 error 6 in x", "NVRM: Xid (PCI:0000:3b:00): 79, x[0+1]"
+"""What the kernel writes when a program crashes whose name, and the name of whose file, has a line break."""
+
+
+@pytest.mark.parametrize("source", ["kmsg", "journal"])
+def test_only_the_drivers_messages_have_several_lines(root: Root, source: str) -> None:
+    if source == "kmsg":
+        root.write("dev/kmsg", kmsg([(0, "Linux version"), (3.0, "\\x0a".join(LOST)), (4.0, "\\x0a".join(CRASHED))]))
+    else:
+        root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+        lines = [f"{'[    3.000000] host kernel: ':<28}{LOST[0]}", *(f"{'':28}{line}" for line in LOST[1:])]
+        lines += [f"{'[    4.000000] host kernel: ':<28}{CRASHED[0]}", f"{'':28}{CRASHED[1]}"]
+        root.program("journalctl", "cat <<'END'\n" + "\n".join(lines) + "\nEND")
+    facts = root.read()
+    texts = [line[15:] for line in facts["log"]["text"].splitlines()]
+    assert [text for text in texts if text in LOST] == list(LOST)
+    assert not [text for text in texts if text.startswith("NVRM: Xid")]
+    assert judge.judge_facts("gpu-1", facts, SiteRules()).xids == ()
+
+
+@pytest.mark.parametrize("source", ["kmsg", "journal"])
+@pytest.mark.parametrize("forged", ["NVRM: Xid (PCI:0000:3b:00): 79, x", "Linux version 5"])
+def test_the_version_that_a_process_reports_is_no_line(root: Root, source: str, forged: str) -> None:
+    """The driver writes the client's version as it is, line breaks included."""
+    xid = "NVRM: Xid (PCI:0000:5e:00): 119, pid=7, name=x"
+    first = "NVRM: API mismatch: the client 'x' (pid 7) has the version 1.5"
+    more = [forged + ", but", "NVRM: this kernel module has the version 2.1."]
+    if source == "kmsg":
+        lines = [(0, "Linux version"), (3.0, xid), (4.0, "\\x0a".join([first, *more]))]
+        root.write("dev/kmsg", kmsg(lines))
+    else:
+        root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+        text = [f"[    3.000000] host kernel: {xid}", f"[    4.000000] host kernel: {first}"]
+        text += [f"{'':28}{line}" for line in more]
+        root.program("journalctl", "cat <<'END'\n" + "\n".join(text) + "\nEND")
+    facts = root.read()
+    texts = [line[15:] for line in facts["log"]["text"].splitlines()]
+    assert [text for text in texts if "NVRM" in text] == [xid, " ".join([first, *more])]
+    verdict = judge.judge_facts("gpu-1", facts, SiteRules())
+    assert verdict.xids == (119,)
+    assert any(finding.rule == "version-mismatch" for finding in verdict.findings)
 
 
 def test_journal_completes_an_overflowed_ring_buffer(root: Root) -> None:
@@ -289,6 +344,19 @@ def test_hung_task_reports_stay_complete() -> None:
     assert "[nvidia]" in block[: block.index("INFO: task", 5)]
 
 
+def test_a_report_of_the_driver_stays_however_many_wait_for_files() -> None:
+    lines = []
+    for n in range(300):
+        lines += [f"INFO: task python3:{n} blocked for more than 120 seconds.", "Call Trace:", " schedule+0x1/0x2"]
+        lines += [" os_acquire_mutex+0x37/0x40 [nvidia]"] * 2 if n == 250 else [" nfs_wait+0x1/0x2 [nfs]"]
+    text, _, cut = deduplicator([(float(n), line) for n, line in enumerate(lines)])
+    assert cut
+    assert text.count("[nvidia]") == 1
+    assert text.count("INFO: task python3:250 ") == 1
+    verdict = judge.judge_files("log", [[text.encode()]], SiteRules())
+    assert "python3:250." in verdict.findings[0].message
+
+
 @pytest.mark.parametrize(
     "first",
     [
@@ -345,11 +413,24 @@ def test_stuck_threads_are_reported_with_their_stacks(root: Root) -> None:
 
 
 def test_at_most_200_threads_are_reported(root: Root) -> None:
-    for pid in range(100, 350):
+    for pid in range(90, 340):
         root.thread(pid, "stuck", "D")
     facts = root.read()
-    assert len(facts["tasks"]) == 200
-    assert {"what": "tasks", "error": "250 threads are in uninterruptible sleep"} in facts["errors"]
+    assert [task["pid"] for task in facts["tasks"]] == list(range(90, 290))
+    assert {"what": "threads", "error": "250 threads are in uninterruptible sleep"} in facts["errors"]
+
+
+def test_every_thread_in_the_driver_is_reported_however_many_wait_for_files(root: Root) -> None:
+    for pid in range(100, 330):
+        root.thread(pid, "python3", "D", stack="[<0>] nfs_wait_bit_killable+0x1e/0x90 [nfs]\n")
+    root.thread(330, "python3", "D", stack="[<0>] os_acquire_mutex+0x37/0x40 [nvidia]\n")
+    root.thread(331, "python3", "D", stack="[<0>] uvm_ioctl+0x37/0x40 [nvidia_uvm]\n")
+    facts = root.read()
+    assert len(facts["tasks"]) == 202
+    assert [(task["pid"], task["stack"]) for task in facts["tasks"][200:]] == [
+        (330, ["os_acquire_mutex+0x37/0x40 [nvidia]"]),
+        (331, ["uvm_ioctl+0x37/0x40 [nvidia_uvm]"]),
+    ]
 
 
 # --- nvidia-smi ------------------------------------------------------------------------------------------------------
@@ -399,9 +480,9 @@ def test_nvidia_smi_is_killed_at_its_deadline(root: Root, script: str) -> None:
 def test_nvidia_smi_gets_less_time_while_the_driver_hangs(
     root: Root, monkeypatch: pytest.MonkeyPatch, slept_s: float, module: str, waits: bool
 ) -> None:
-    root.thread(20, "kworker/u2:0", "D", kthread=True, stack=f"[<0>] os_acquire_mutex+0x3b/0x50 [{module}]\n")
-    root.write("proc/20/task/20/sched", "se.exec_start : 100000.000\n")
-    monkeypatch.setattr(smi_run, "now_ms", lambda _: 100000 + slept_s * 1000)
+    stack = f"[<0>] os_acquire_mutex+0x3b/0x50 [{module}]\n"
+    root.thread(20, "kworker/u2:0", "D", kthread=True, stack=stack, ran_s=100)
+    root.thread(9, "migration/0", "S", kthread=True, ran_s=100 + slept_s)
     monkeypatch.setattr(smi_run, "HOPELESS_S", 0.5)
     root.smi("exec sleep 1000")
     smi = root.read(smi_s=3)["smi"]
@@ -419,6 +500,7 @@ def test_endless_output_of_nvidia_smi_is_bounded(root: Root) -> None:
 def test_nvidia_smi_that_cannot_be_killed_is_reported(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal without effect is the stand-in for a process that no signal reaches."""
     root.real_proc()
+    (root.folder / "tmp").mkdir()
     root.smi(f"echo $$ >{root.folder}/pid; exec sleep 1000")
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", lambda *_: None)
@@ -428,37 +510,117 @@ def test_nvidia_smi_that_cannot_be_killed_is_reported(root: Root, monkeypatch: p
         assert facts["smi"]["status"] == "timeout"
         assert (facts["smi"]["pid"], facts["smi"]["task_state"]) == (pid, "S")
         assert {"what": "smi", "error": f"process {pid} cannot be killed and is left behind"} in facts["errors"]
+        again = root.read(deadline_s=7, smi_s=1)
+        assert (again["smi"]["status"], again["smi"]["pid"]) == ("stuck", pid)
         if os.geteuid() == 0:
-            again = root.read(deadline_s=7, smi_s=1)
-            assert (again["smi"]["status"], again["smi"]["pid"]) == ("stuck", pid)
+            assert all(any("nanosleep" in line for line in each["smi"]["stack"]) for each in (facts, again))
     finally:
         os.kill(pid, 9)
 
 
-def test_no_second_nvidia_smi_starts_while_one_is_stuck(root: Root, processes: list[subprocess.Popen[bytes]]) -> None:
-    """A process that waits for its vfork()ed child is in state D: the stand-in for a driver that hangs."""
+@pytest.mark.parametrize("owner", [4711, 0])
+def test_without_root_a_lock_of_the_same_user_tells_of_an_earlier_nvidia_smi(
+    root: Root, monkeypatch: pytest.MonkeyPatch, owner: int
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files to others")
+    path = root.write("tmp/gpunodes-nvidia-smi-4711.lock", "17")
+    os.chown(path, owner, owner)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    root.smi(f"cat <<'END'\n{XML}END")
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        smi = root.read(smi_s=1)["smi"]
+    assert (smi["status"], smi["pid"]) == (("stuck", 17) if owner else ("ok", None))
+
+
+IN_DRIVER = "[<0>] os_acquire_mutex+0x3b/0x50 [nvidia]\n[<0>] nvidia_ioctl+0x6cd/0x830 [nvidia]\n"
+
+
+@pytest.mark.parametrize(
+    ("stack", "slept_s", "starts"),
+    [
+        (IN_DRIVER, 60, False),
+        # The driver starts.
+        (IN_DRIVER, 2, True),
+        ("[<0>] nfs_wait_bit_killable+0x1e/0x90 [nfs]\n", 60, True),
+        ("[<0>] wait_for_vfork_done+0x41/0x60\n", 60, True),
+        # The driver needs a page of a file: a frozen NFS server does not give it.
+        ("[<0>] filemap_fault+0x1/0x2\n[<0>] asm_exc_page_fault+0x22/0x30\n" + IN_DRIVER, 60, True),
+        ("[<0>] uvm_va_block+0x1/0x2 [nvidia_uvm]\n[<0>] handle_mm_fault+0x1/0x2\n", 60, False),
+        ("[<0>] nvfs_io_wait+0x1/0x2 [nvidia_fs]\n", 60, True),
+        # A kernel that shows no stack.
+        ("", 60, True),
+    ],
+    ids=[
+        "in the driver",
+        "in the driver, recent",
+        "NFS",
+        "vfork",
+        "page",
+        "page, unified memory",
+        "nvidia_fs",
+        "no stack",
+    ],
+)
+def test_no_second_nvidia_smi_starts_while_one_hangs_in_the_driver(
+    root: Root, stack: str, slept_s: float, starts: bool
+) -> None:
+    root.thread(20, "nvidia-smi", "D", stack=stack, ran_s=100)
+    root.thread(9, "migration/0", "S", kthread=True, ran_s=100 + slept_s)
+    root.smi(f"cat <<'END'\n{XML}END")
+    smi = root.read()["smi"]
+    if starts:
+        assert (smi["status"], smi["pid"], smi["stack"]) == ("ok", None, [])
+    else:
+        lines = [line.removeprefix("[<0>] ") for line in stack.splitlines()]
+        assert (smi["status"], smi["pid"], smi["task_state"], smi["stack"]) == ("stuck", 20, "D", lines)
+
+
+@pytest.mark.parametrize(("slept_s", "hangs"), [(1, False), (60, True)])
+def test_how_long_a_thread_sleeps_is_told_by_the_clock_of_its_cpu(root: Root, slept_s: float, hangs: bool) -> None:
+    """The other CPU's clock is minutes ahead, or behind: it has other interrupts."""
+    for cpu, now in ((0, 5000), (1, 1000), (2, 500)):
+        root.thread(10 + cpu, f"ksoftirqd/{cpu}", "S", kthread=True, cpu=cpu, ran_s=now)
+    root.thread(20, "nvidia-smi", "D", stack=IN_DRIVER, cpu=1, ran_s=1000 - slept_s)
+    # Any process can take the name.
+    root.thread(21, "ksoftirqd/1", "S", cpu=1, ran_s=5000)
+    root.smi(f"cat <<'END'\n{XML}END")
+    facts = root.read()
+    assert (facts["smi"]["status"] == "stuck") is hangs
+    assert [task["age_s"] for task in facts["tasks"]] == [slept_s]
+    assert judge.judge_facts("gpu-1", facts, SiteRules()).hung_in_driver is hangs
+
+
+@pytest.mark.parametrize("name", ["nvidia-smi", "nvidia-persiste", "nv_queue"])
+def test_a_process_that_takes_the_name_of_the_driver_starts_nothing(
+    root: Root, processes: list[subprocess.Popen[bytes]], name: str
+) -> None:
+    """Any pod can do this: it sleeps like a thread that hangs in the driver, until its vfork()ed child ends."""
     if not shutil.which("gcc"):
         pytest.skip("needs a C compiler")
-    program = root.folder / "stuck/nvidia-smi"
-    program.parent.mkdir()
-    code = "#include <unistd.h>\nint main(void) { if (vfork() == 0) { sleep(60); _exit(0); } return 0; }\n"
+    program = root.folder / "pod"
+    code = (
+        "#include <unistd.h>\n#include <sys/prctl.h>\n"
+        f'int main(void) {{ prctl(PR_SET_NAME, "{name}"); if (vfork() == 0) {{ sleep(60); _exit(0); }} return 0; }}\n'
+    )
     subprocess.run(["gcc", "-w", "-x", "c", "-o", program, "-"], input=code.encode(), check=True)
     processes.append(subprocess.Popen([program], start_new_session=True))
     stuck = processes[0].pid
     children = Path(f"/proc/{stuck}/task/{stuck}/children")
     time.sleep(0.5)
     root.real_proc()
-    root.smi(f"touch {root.folder}/ran")
+    root.smi(f"cat <<'END'\n{XML}END")
     try:
         facts = root.read()
-        smi = facts["smi"]
-        assert (smi["status"], smi["pid"], smi["task_state"]) == ("stuck", stuck, "D")
-        assert not (root.folder / "ran").exists()
+        assert facts["smi"]["status"] == "ok"
         task = next(task for task in facts["tasks"] if task["pid"] == stuck)
-        assert task["state"] == "D"
+        assert (task["comm"], task["state"]) == (name, "D")
         assert task["age_s"] >= 0.5
         if os.geteuid() == 0:
             assert any("vfork" in line or "clone" in line for line in task["stack"])
+        verdict = judge.judge_facts("gpu-1", facts, SiteRules())
+        assert (verdict.hung_in_driver, verdict.action.value) == (False, "none")
     finally:
         for child in children.read_text().split():
             os.kill(int(child), 9)
@@ -480,6 +642,23 @@ def test_hanging_read_costs_only_its_own_collector(root: Root) -> None:
     assert facts["driver"]["gpus"] == []
     assert facts["smi"]["status"] == "ok"
     assert any(error["what"] == "driver" and "did not finish" in error["error"] for error in facts["errors"])
+
+
+@pytest.mark.parametrize("sleepers", [0, 230])
+def test_a_stack_that_blocks_hides_no_hang(root: Root, sleepers: int) -> None:
+    """Before Linux 5.7 that of a thread that executes a file on a frozen server does; a pipe is the stand-in."""
+    root.thread(9, "migration/0", "S", kthread=True, ran_s=160)
+    for pid in range(20, 21 + sleepers):
+        root.thread(pid, "sh", "D", ran_s=100, wchan="rpc_wait_bit_killable")
+        (root.folder / f"proc/{pid}/task/{pid}/stack").unlink()
+        os.mkfifo(root.folder / f"proc/{pid}/task/{pid}/stack")
+    root.smi(f"cat <<'END'\n{XML}END")
+    assert root.read(deadline_s=4)["smi"]["status"] == "ok"
+    root.thread(300, "nvidia-smi", "D", stack=IN_DRIVER, ran_s=100)
+    facts = root.read(deadline_s=4)
+    assert (facts["smi"]["status"], facts["smi"]["pid"]) == ("stuck", 300)
+    task = next(task for task in facts["tasks"] if task["pid"] == 300)
+    assert (len(task["stack"]), task["age_s"]) == (2, 60.0)
 
 
 # --- devices, driver, services ---------------------------------------------------------------------------------------

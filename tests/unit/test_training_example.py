@@ -222,7 +222,8 @@ def test_the_checkpoint_is_served(ranks: Ranks) -> None:
         until(lambda: call(f"{base}/live")[0] == 200)
         assert call(f"{base}/ready")[0] == 503
         ranks.run("--steps=200")
-        assert call(f"{base}/ready")[0] == 200
+        until(lambda: call(f"{base}/ready")[0] == 200)
+        until(lambda: call(f"{base}/predict", bytes(784))[1]["step"] == 200)
         data = ranks.folder / "data"
         images, labels = (data / name for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"))
         rows, wanted = images.read_bytes()[16:], labels.read_bytes()[8:]
@@ -232,9 +233,36 @@ def test_the_checkpoint_is_served(ranks: Ranks) -> None:
         assert call(f"{base}/predict", b"short")[0] == 400
         # A newer checkpoint, then one that is torn: the last good one stays.
         ranks.run("--steps=220")
-        assert call(f"{base}/predict", rows[:784])[1]["step"] == 220
+        until(lambda: call(f"{base}/predict", rows[:784])[1]["step"] == 220)
         path.write_bytes(path.read_bytes()[:100])
         assert call(f"{base}/predict", rows[:784])[1]["step"] == 220
+        server.terminate()
+        assert server.wait(LIMIT_S) == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_storage_server_that_does_not_answer_takes_no_answer_away(tmp_path: Path) -> None:
+    """A FIFO that nobody writes to: whoever opens it waits, as for a file on a frozen NFS server."""
+    path, port = tmp_path / "checkpoint.npz", free_port()
+    scores = {"output.weight": np.zeros((10, 4), "f4"), "output.bias": np.arange(10, dtype="f4")}
+    inner = {"hidden.weight": np.zeros((4, 784), "f4"), "hidden.bias": np.zeros(4, "f4")}
+    with path.open("wb") as file:
+        np.savez(file, step=np.int64(7), **scores, **inner)
+    server = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "serving" / "serve.py"), f"--checkpoint={path}", f"--port={port}"],
+        stdout=subprocess.DEVNULL,
+    )
+    base = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: call(f"{base}/ready")[0] == 200)
+        path.unlink()
+        os.mkfifo(path)
+        time.sleep(5)
+        for _ in range(3):
+            assert call(f"{base}/ready")[0] == 200
+            assert call(f"{base}/predict", bytes(784))[1]["label"] == 9
         server.terminate()
         assert server.wait(LIMIT_S) == 0
     finally:
@@ -284,7 +312,24 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> Store:
 def test_rank_0_fetches_the_checkpoint_from_s3(store: Store) -> None:
     assert store.start("fetch").wait(LIMIT_S) == 0
     is_first = store.environment["JOB_COMPLETION_INDEX"] == "0"
-    assert store.called() == ["copy --update s3:b/checkpoints /training/checkpoints"] * is_first
+    assert (
+        store.called()
+        == ["copy --update --contimeout=20s --low-level-retries=2 s3:b/checkpoints /training/checkpoints"] * is_first
+    )
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_the_checkpoint_on_the_claim_is_enough_while_the_store_is_down(store: Store, has_checkpoint: bool) -> None:
+    """Without one the pod waits for the store: what began anew would replace the checkpoint there."""
+    Path(f"{store.calls}.fails").touch()
+    claim = store.calls.parent / "training"
+    (claim / "checkpoints").mkdir(parents=True)
+    if has_checkpoint:
+        (claim / "checkpoints/checkpoint.npz").touch()
+    store.commands["fetch"] = [each.replace("/training/", f"{claim}/") for each in store.commands["fetch"]]
+    is_first = store.environment["JOB_COMPLETION_INDEX"] == "0"
+    ended = store.start("fetch").wait(LIMIT_S)
+    assert bool(ended) is (is_first and not has_checkpoint)
 
 
 def test_the_last_checkpoint_is_stored_when_the_pod_ends(store: Store) -> None:

@@ -162,6 +162,9 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         # Over names of the inventory: control planes are tried in turn.
         *(("cluster", word) for word in ("loop", "loop_control", "ansible.builtin.include_tasks")),
         ("cluster", "ansible.builtin.import_tasks"),
+        ("upgrade_undo", "ansible.builtin.import_tasks"),
+        # One control plane that is not reset stops the reset of all.
+        ("member", "any_errors_fatal"),
         ("gpu_driver", "ansible.builtin.reboot"),
         # What a change of a node needs first; the text of the reboot is not of the machine.
         *(("gpu_mig", f"ansible.builtin.{word}") for word in ("import_tasks", "reboot")),
@@ -298,7 +301,7 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     tasks = [task for play in plays for task in play.get("tasks", ())]
     tasks += [task for path in (ROOT / "playbooks/tasks").iterdir() for task in yaml.safe_load(path.read_text())]
     imports = {"ansible.builtin.import_tasks", "ansible.builtin.import_role"}
-    words = {"name", "tags", "when", "ignore_unreachable"}
+    words = {"name", "tags", "when", "ignore_unreachable", "vars"}
     assert all(len(imports & set(task)) == 1 and set(task) - imports <= words for task in tasks)
     listed = [role for play in plays for role in roles_of(play)]
     assert {word for role in listed for word in role} <= {"role", "tags", "when", "vars"}

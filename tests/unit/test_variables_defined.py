@@ -34,7 +34,8 @@ ANSIBLE = {
 }
 """Variables and functions of Ansible itself (docs.ansible.com, Special Variables)."""
 GIVEN = {
-    *("kubelet_fields", "upgrade_minor", "upgrade_parts", "upgrade_requested", "upgrade_target"),
+    *("kubelet_fields", "upgrade_minor", "upgrade_parts", "upgrade_requested"),
+    *("upgrade_returns", "upgrade_target"),
     *("wiring_given_registry", "wiring_new_endpoint"),
 }
 """Given by a command, or with -e, as the playbook says at its top."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunodes.autoscale import nodes
+from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
-from gpunodes.autoscale.state import COUNTED, Kubelet, MachineState, Phase
-from gpunodes.planner import node_templates
+from gpunodes.autoscale.state import SYSTEM_LABELS, Kubelet, MachineState, Phase
+from gpunodes.planner import node_templates, versions
 
 RETRY_S = 1800.0
 """Seconds after which a machine that did not start is tried again."""
@@ -23,6 +24,10 @@ or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet"
 _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
+FOUND_OFF = "it was found off, without a node"
+SWITCHED_OFF = "it was found off, and not by the autoscaler: it stays off until it is switched on"
+OFF_OR_HANGS = "its node is not ready, and nothing of it responds: it is off, or its system hangs"
+SWITCHED_ON = "someone switched it on: it is used when its node is ready"
 _DOING = {
     Phase.STARTING: "it was being switched on",
     Phase.STOPPING: "it was being switched off",
@@ -41,6 +46,17 @@ class World:
     nodes: Mapping[str, SeenNode] = field(default_factory=dict)
     """The nodes of the plan's machines, by name."""
     now: float = 0.0
+    locked: Mapping[str, str] = field(default_factory=dict)
+    """Machines that other commands have just held, and which ones."""
+    kept_off: Mapping[str, KeptOff] = field(default_factory=dict)
+    """Machines that users switched off, as far as that is recorded."""
+    version: str = ""
+    """That of the API server, such as v1.36.3, "" while it is unknown."""
+
+    def switched_off(self, name: str) -> KeptOff | None:
+        """The record of a machine that a user switched off; None without one, and if it was switched on since."""
+        made, found = self.kept_off.get(name), self.nodes.get(name)
+        return None if made and found and found.node.ready and found.node.boot_id != made.boot_id else made
 
     def phase(self, name: str) -> Phase | None:
         """The phase of a machine; None if it is not yet known."""
@@ -62,16 +78,27 @@ def size(world: World, pool: str) -> Size:
     planned = world.plan.pools[pool]
     names = world.plan.of_pool[pool]
     target = sum(is_counted(world, name) for name in names)
-    usable = sum(not unusable(world, name) for name in names)
-    most = min(planned.most, usable)
+    most = min(planned.most, target + len(to_start(world, pool, len(names))))
     # A limit below the target would have the autoscaler do nothing at all with the pool.
     return Size(min(planned.least, most), max(most, target), target)
 
 
 def is_counted(world: World, name: str) -> bool:
-    """Whether a machine counts in the size of its pool: it is starting, or has a node."""
+    """Whether a machine counts in the size of its pool: it is starting, or in service, and in no need of repair."""
     phase = world.phase(name)
-    return phase is Phase.STARTING or (phase in COUNTED and name in world.nodes)
+    return not is_apart(world, name) and (phase is Phase.STARTING or (phase is Phase.ON and name in world.nodes))
+
+
+def is_apart(world: World, name: str) -> bool:
+    """Whether a node is in no pool for the autoscaler: it needs repair, or someone else switched its machine.
+
+    The autoscaler waits for as many nodes as a pool's size is larger than the number of its nodes (clusterstate.go,
+    GetUpcomingNodes): with one that the size does not count, it would have a second machine switched on for one pod.
+    """
+    found = world.nodes.get(name)
+    return found is not None and (
+        bool(found.node.needs_repair) or world.phase(name) in (Phase.BY_HAND, Phase.LEFT_ALONE)
+    )
 
 
 def unusable(world: World, name: str) -> str:
@@ -79,18 +106,30 @@ def unusable(world: World, name: str) -> str:
     state, found = world.states.get(name), world.nodes.get(name)
     if state is None:
         return "its power state is not yet known"
-    if state.phase is Phase.BY_HAND:
+    if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
         return state.reason
-    if state.needs_join and found is None:
-        return state.error or state.reason
     # While it is given up it may be on: it gets an order again when its BMC has shown that it is off.
     waits = state.phase is Phase.FAILED and world.now - state.since < RETRY_S
-    if state.phase is Phase.GIVING_UP or waits:
+    if state.phase is Phase.GIVING_UP or waits or (state.needs_join and found is None):
         return state.error or state.reason
+    return held(world, name) if found else _unusable_off(world, name, state)
+
+
+def _unusable_off(world: World, name: str, state: MachineState) -> str:
+    """As ``unusable``, of a machine without a node."""
+    if name in world.locked:
+        return world.locked[name]
+    if why := versions.too_old(state.kubelet, world.version):
+        return f"{why}: {upgraded(name)}"
     marks = state.saved.annotations if state.saved else {}
-    if found is None and "gpunodes.dev/needs-repair" in marks:
+    if "gpunodes.dev/needs-repair" in marks:
         return f"needs repair: {marks['gpunodes.dev/needs-repair']}"
-    return held(world, name)
+    return ""
+
+
+def upgraded(name: str) -> str:
+    """How a machine catches up with an upgrade that it missed."""
+    return f"`gpunodes power {name} on --wait`, then `gpunodes upgrade`"
 
 
 def held(world: World, name: str) -> str:
@@ -139,13 +178,19 @@ def unused(world: World) -> list[str]:
 
 
 def template(world: World, pool: str) -> NodeShape:
-    """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned."""
+    """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned.
+
+    Machines of several architectures have no label of it. Of nodes that an earlier release saw, none is known.
+    """
     planned = world.plan.pools[pool]
     states = (world.states.get(name) for name in world.plan.of_pool[pool])
     seen = [state.saved.shape for state in states if state and state.saved and state.saved.shape.capacity]
-    if not seen:
-        return planned.template
-    return node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
+    found = planned.template
+    if seen:
+        found = node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
+    known = {key for each in (*seen, planned.template) for key in each.labels}
+    default = {key: text for key, text in SYSTEM_LABELS.items() if key not in known}
+    return NodeShape({**default, **found.labels}, found.taints, found.capacity)
 
 
 def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, MachineState]]:
@@ -156,17 +201,17 @@ def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, Mach
         if name in world.nodes:
             yield name, MachineState(Phase.ON, world.now, "it has a node", used=world.now, served=world.now)
         elif name in is_on and not is_on[name]:
-            yield name, MachineState(Phase.OFF, world.now, "it was found off, without a node", used=world.now)
+            yield name, MachineState(Phase.OFF, world.now, FOUND_OFF, used=world.now)
         elif name in is_on:
-            yield (
-                name,
-                MachineState(Phase.BY_HAND, world.now, ON_WITHOUT_NODE),
-            )
+            yield name, MachineState(Phase.LEFT_ALONE, world.now, ON_WITHOUT_NODE)
 
 
 def observed(world: World, name: str) -> MachineState:
     """The state of a machine after a look at its node; the same object if nothing follows from it."""
     state, found = world.states[name], world.nodes.get(name)
+    if made := world.switched_off(name):
+        # An order that is carried out ends first.
+        return state if state.phase in (Phase.STOPPING, Phase.GIVING_UP) else switched_off_by_user(state, made)
     if found is None:
         # Whether it is on is asked of its BMC when it is needed next.
         if state.phase is not Phase.ON:
@@ -176,7 +221,7 @@ def observed(world: World, name: str) -> MachineState:
     reason = ""
     if state.phase is Phase.STARTING and not found.is_starting and not nodes.not_in_service(found, _resources(state)):
         reason = "its node is in service"
-    elif state.phase in (Phase.OFF, Phase.FAILED, Phase.BY_HAND) and found.node.ready:
+    elif state.phase in (Phase.OFF, Phase.FAILED, Phase.BY_HAND, Phase.LEFT_ALONE) and found.node.ready:
         reason = "switched on by someone else"
     if reason:
         now = world.now
@@ -185,8 +230,17 @@ def observed(world: World, name: str) -> MachineState:
         )
     if state.phase is Phase.ON and not found.is_starting and not nodes.not_in_service(found, {}):
         saved = found.saved(world.plan.state_bytes)
-        return state if saved == state.saved else dataclasses.replace(state, saved=saved)
+        # What was wrong with it is over.
+        after = dataclasses.replace(state, saved=saved, kubelet=found.kubelet, error="")
+        return state if after == state else after
     return state
+
+
+def switched_off_by_user(state: MachineState, made: KeptOff) -> MachineState:
+    """The state of a machine that a user switched off; the same object if it is in that."""
+    if state.phase is Phase.BY_HAND and state.reason == made.reason:
+        return state
+    return dataclasses.replace(state, phase=Phase.BY_HAND, since=made.since, reason=made.reason, error="")
 
 
 def switched_off(state: MachineState, now: float) -> MachineState:
@@ -202,7 +256,7 @@ def without_autoscaler(state: MachineState, found: SeenNode | None, now: float) 
 
     ``found`` is its own node. What was begun ends as it will: a machine that then has a ready node is not off.
     """
-    if state.phase is Phase.ON or (found and (found.node.ready or state.phase is Phase.STARTING)):
+    if state.phase in (Phase.ON, Phase.LEFT_ALONE) or (found and (found.node.ready or state.phase is Phase.STARTING)):
         return None
     if state.phase not in _DOING:
         return state

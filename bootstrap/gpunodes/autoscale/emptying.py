@@ -19,9 +19,8 @@ class StillUsed(GpunodesError):  # noqa: N818 - reads as the sentence it makes
 
 
 def keep_empty(store: Store, name: str) -> None:
-    """Keep new pods off a node, and check that none is left; raises StillUsed, and undoes it, if pods run there."""
+    """Keep new pods off a node, and check that none is left; raises StillUsed if pods run there."""
     store.change(name, nodes.stopping)
     pods = [pod.full_name for pod in store.pods_on(name) if must_leave(pod) and pod.namespace != proof.NAMESPACE]
     if pods:
-        store.change(name, nodes.stays)
         raise StillUsed(f"pods run on it: {', '.join(pods[:_SHOWN])}")

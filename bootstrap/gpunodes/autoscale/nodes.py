@@ -9,13 +9,14 @@ from typing import Any
 
 from gpunodes.ansible.module_utils import devices
 from gpunodes.autoscale.plan import NodeShape, PlannedMachine
-from gpunodes.autoscale.state import MOST_REST, SavedNode
+from gpunodes.autoscale.state import MOST_REST, SYSTEM_LABELS, SavedNode
 from gpunodes.engine.cluster import nodes
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.identity.matcher import Matcher
+from gpunodes.planner import versions
 from gpunodes.repair.policy import Node
 
-KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID")
+KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID", "status.nodeInfo.kubeletVersion")
 PROVIDER = "gpunodes://"
 STARTING = "gpunodes.dev/starting"
 """Taint of a node that has registered, but is not in service yet."""
@@ -63,6 +64,8 @@ class SeenNode:
     taints: Sequence[Mapping[str, str]]
     resources: Mapping[str, str]
     """Its allocatable resources that pods ask for."""
+    kubelet: str = ""
+    """The version of its kubelet, such as v1.36.3, "" if it reports none."""
 
     @property
     def is_starting(self) -> bool:
@@ -70,7 +73,11 @@ class SeenNode:
 
     def saved(self, most: int) -> SavedNode:
         """What is given back to it when it registers anew, as far as a state of ``most`` bytes has room for it."""
-        labels = {key: text for key, text in self.labels.items() if not key.startswith(_LABELS_OF_OTHERS)}
+        labels = {
+            key: text
+            for key, text in self.labels.items()
+            if key in SYSTEM_LABELS or not key.startswith(_LABELS_OF_OTHERS)
+        }
         notes = {key: text for key, text in self.annotations.items() if not key.startswith(_ANNOTATIONS_OF_OTHERS)}
         taints = [
             dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING, STOPPING))
@@ -97,6 +104,7 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
             {str(key): str(text) for key, text in (metadata.get("annotations") or {}).items()},
             taints,
             {name: text for name in sorted(wanted) if 0 < len(text := str(offered.get(name, ""))) <= _LONGEST_QUANTITY},
+            versions.known((status.get("nodeInfo") or {}).get("kubeletVersion")),
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
@@ -141,9 +149,10 @@ def stopping(found: SeenNode) -> Patch | None:
     return {"spec": {"taints": [*map(dict, found.taints), {"key": STOPPING, "effect": "NoSchedule"}]}}
 
 
-def stays(found: SeenNode) -> Patch:
-    """The patch that undoes ``stopping``."""
-    return {"spec": {"taints": [dict(each) for each in found.taints if each["key"] != STOPPING]}}
+def stays(found: SeenNode) -> Patch | None:
+    """The patch that undoes ``stopping`` and the taints of the autoscaler, which it lifts only when it starts anew."""
+    left = [dict(each) for each in found.taints if each["key"] not in (STOPPING, *_OF_AUTOSCALER)]
+    return {"spec": {"taints": left}} if len(left) < len(found.taints) else None
 
 
 def lifted(found: SeenNode, boot_id: str) -> Patch | None:

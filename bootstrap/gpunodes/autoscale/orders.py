@@ -28,6 +28,8 @@ class Orders:
         """When the last order of a machine ended, by the monotonic clock."""
         self._failures: dict[str, str] = {}
         """The kind of error with which the last order of a machine failed."""
+        self._postponed: set[str] = set()
+        """Machines whose order is due again as soon as this attempt has ended."""
 
     def give(self, name: str, *, again: bool = False) -> None:
         """Carry out the order of a machine now, or after the one that is carried out at present."""
@@ -59,6 +61,11 @@ class Orders:
             before, self._failures[name] = self._failures.get(name, ""), kind
         return kind != before if before else not known
 
+    def postpone(self, name: str) -> None:
+        """Count the attempt that is carried out now as none: the order is due at once."""
+        with self._mutex:
+            self._postponed.add(name)
+
     def succeeded(self, name: str) -> None:
         """Forget the failures of a machine's orders."""
         with self._mutex:
@@ -74,5 +81,8 @@ class Orders:
                 if not waits:
                     self._busy.discard(name)
                     self._ended[name] = time.monotonic()
+                    if name in self._postponed:
+                        del self._ended[name]
+                self._postponed.discard(name)
             if waits:
                 self._threads.submit(self._run, name, False)

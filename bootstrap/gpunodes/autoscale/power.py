@@ -44,8 +44,11 @@ class PoweredMachines(Protocol):
     def kubelet(self, name: str) -> Kubelet:
         """Whether the kubelet of a machine listens."""
 
-    def switch_on(self, name: str, *, again: bool) -> None:
-        """Switch a machine on, and see that it is; raises AlreadyOn if it is, unless the order is given ``again``."""
+    def switch_on(self, name: str, before: Callable[[], None], *, again: bool) -> None:
+        """Switch a machine on, and see that it is, but for one without a BMC; ``before`` is done while it is locked.
+
+        Raises AlreadyOn if it is on, unless the order is given ``again``.
+        """
 
     def switch_off(self, name: str, before: Callable[[], None], then: Callable[[], None]) -> None:
         """Shut a machine down and see that it is off; ``before`` that and ``then``, do both while it is locked."""
@@ -87,14 +90,20 @@ class BmcMachines:
             return Kubelet.SILENT
         return Kubelet.RUNS
 
-    def switch_on(self, name: str, *, again: bool) -> None:
+    def switch_on(self, name: str, before: Callable[[], None], *, again: bool) -> None:
         """As ``PoweredMachines`` has it."""
         self._leases.take(name)
         try:
+            before()
             bmc = self._bmc(name)
             if not again and bmc.state() is PowerState.ON:
                 raise AlreadyOn(f"{name} is on already", "a machine that is off", "")
-            powers.change(bmc, Order.ON, lambda: self._leases.confirm(name))
+            if is_woken(self.plan.machines[name]):
+                # Its network responds after its boot: a thread that waited for that would keep other machines off.
+                self._leases.confirm(name)
+                bmc.order(Order.ON)
+            else:
+                powers.change(bmc, Order.ON, lambda: self._leases.confirm(name))
         finally:
             self._leases.release_unused(name)
 
@@ -169,7 +178,7 @@ class BmcMachines:
         """Shut the operating system down; False if it does not end in time, or the BMC cannot ask it to."""
         if bmc.state() is not PowerState.OFF:
             self._leases.confirm(name)
-            if _is_woken(self.plan.machines[name]):
+            if is_woken(self.plan.machines[name]):
                 self._ask_off(name)
                 return powers.off_within(bmc, self._shutdown_s, _POLL_S)
             try:
@@ -181,6 +190,6 @@ class BmcMachines:
         return powers.off_within(bmc, self._shutdown_s, _POLL_S)
 
 
-def _is_woken(machine: PlannedMachine) -> bool:
-    """Whether a machine has no BMC, and is switched on by Wake-on-LAN."""
+def is_woken(machine: PlannedMachine) -> bool:
+    """Whether a machine has no BMC, and is switched on by Wake-on-LAN: off is then what does not respond."""
     return machine.bmc.get("gpunodes_bmc_type") == kinds.WOL

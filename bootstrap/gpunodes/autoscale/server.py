@@ -1,6 +1,6 @@
-"""The power server: the answers to the autoscaler, and what is done to machines between them.
+"""The power server: the answers to the autoscaler, and what it does between them.
 
-Answers come from memory; an order is written to the cluster before it is carried out, by a thread of its own. So a
+Answers come from memory; an order is written to the cluster before it is carried out (``carrying.py``). So a
 server that was killed goes on where it was: it reads the orders, and repeats those whose end it does not see.
 """
 
@@ -8,57 +8,47 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from gpunodes.autoscale import decisions, emptying, nodes, proof
-from gpunodes.autoscale.decisions import Size, World
-from gpunodes.autoscale.emptying import StillUsed
+from gpunodes.autoscale import decisions, nodes, proof
+from gpunodes.autoscale.carrying import AGAIN_S, Carrier
+from gpunodes.autoscale.decisions import Size
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.orders import Orders
 from gpunodes.autoscale.plan import NodeShape, Plan
-from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
+from gpunodes.autoscale.power import PoweredMachines, is_woken
 from gpunodes.autoscale.proof import NotProven
 from gpunodes.autoscale.questions import Questions
 from gpunodes.autoscale.state import MachineState, Phase
-from gpunodes.autoscale.store import Overtaken, Store
+from gpunodes.autoscale.store import Store
 from gpunodes.engine.power import PowerState
 from gpunodes.errors import GpunodesError, sentence
+from gpunodes.planner import versions
 
 log = logging.getLogger(__name__)
-AGAIN_S = 60.0
-"""Seconds after which an order that failed, or a question to a BMC, is repeated."""
 _UNKNOWN = PowerState.UNKNOWN
-_SWITCHED_OFF = "it was switched off by someone else, and stays off until it is switched on"
+_PROVEN_AGAIN_S = 600.0
+"""Seconds after which GPUs of a node that failed their proof get another one, in the same boot."""
 
 
 class NotPossible(GpunodesError):  # noqa: N818 - reads as the sentence it makes
     """The autoscaler asked for what cannot be done now."""
 
 
-class PowerServer:
+class PowerServer(Carrier):
     """All methods may be called from any thread. Those for the autoscaler raise NotPossible."""
 
     def __init__(
         self, plan: Plan, store: Store, machines: PoweredMachines, now: Callable[[], float] = time.time
     ) -> None:
-        self.plan = plan
-        self._store = store
-        self._machines = machines
-        self._now = now
-        self._states: dict[str, MachineState] = {}
-        self._nodes: dict[str, SeenNode] = {}
-        self._mutex = threading.RLock()
-        self._orders = Orders(self._carry_out, AGAIN_S)
+        super().__init__(plan, store, machines, now)
         self._proofs = Orders(self._prove, 0.0, proof.AT_ONCE)
         self._questions = Questions(machines.state, AGAIN_S)
-        self._foreign: set[str] = set()
-        """Machines of whose nodes it was logged that they are of others."""
         self._not_ready: dict[str, float] = {}
         """Since when the node of a machine in service is not ready, by ``now``."""
-        self.overtaken = ""
-        """Why this server must end, "" while it need not."""
+        self._not_proven: dict[str, tuple[str, float]] = {}
+        """The boot in which the GPUs of a node failed their last proof, and when."""
 
     # For the autoscaler
 
@@ -69,6 +59,12 @@ class PowerServer:
             return decisions.size(self._world(), pool)
 
     def pool_of(self, provider: str, node: str = "") -> str:
+        """As ``planned_pool``, and "" for a node that is apart from its pool."""
+        with self._mutex:
+            is_apart = decisions.is_apart(self._world(), provider.removeprefix(nodes.PROVIDER))
+            return "" if is_apart else self.planned_pool(provider, node)
+
+    def planned_pool(self, provider: str, node: str = "") -> str:
         """The pool of a node with a provider id, "" for a node of no pool that scales.
 
         Root on a node may give it the provider id of another machine, which would be switched off with it. Of an
@@ -124,9 +120,11 @@ class PowerServer:
             world, changes = self._world(), {}
             for provider in providers:
                 name = provider.removeprefix(nodes.PROVIDER)
-                if self.pool_of(provider) != pool or name not in self._states:
+                if self.planned_pool(provider) != pool or name not in self._states:
                     raise NotPossible(f"{provider} is no machine of the pool {pool}", "", "")
                 state = self._states[name]
+                if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
+                    raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
                 if why := decisions.held(world, name):
                     raise NotPossible(f"{name} stays on: {why}", "a node that nobody holds", "")
                 if state.phase is Phase.ON:
@@ -134,8 +132,6 @@ class PowerServer:
                 elif state.phase is Phase.STARTING:
                     why = state.error or f"it had no node with all GPUs within {self.plan.boot_s:.0f} s"
                     changes[name] = self._changed(state, Phase.GIVING_UP, why)
-                elif state.phase is Phase.BY_HAND:
-                    raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
             self._stop(changes)
 
     def decrease(self, pool: str, count: int) -> None:
@@ -183,19 +179,17 @@ class PowerServer:
 
     def look(self) -> None:
         """Look at all nodes, change what follows from them, and repeat orders that did not end."""
-        found = self._store.seen_nodes()
+        found, kept_off, version = self._store.seen_nodes(), self._store.kept_off(), self._store.api_version()
         with self._mutex:
+            ended = self._kept_off.keys() - kept_off.keys()
+            self._kept_off, self._version = kept_off, version
             self._nodes = {
                 name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
             }
-            unknown = [name for name in self.plan.machines if name not in self._states and name not in found]
-            lost = self._lost()
-            answers = self._questions.answers({*unknown, *lost})
-            known = {name: answers[name] for name in unknown if answers.get(name, _UNKNOWN) is not _UNKNOWN}
-            is_on = {name: answer is PowerState.ON for name, answer in known.items()}
-            self._update(dict(decisions.adopted(self._world(), is_on)))
-            off = [name for name in lost if answers.get(name) is PowerState.OFF]
-            self._update({name: self._changed(self._states[name], Phase.BY_HAND, _SWITCHED_OFF) for name in off})
+            self._ask(found)
+            switched_on = [name for name in self._in_phase(Phase.BY_HAND) if name in ended and name not in self._nodes]
+            for name in switched_on:
+                self._update({name: self._changed(self._states[name], Phase.LEFT_ALONE, decisions.SWITCHED_ON)})
             world = self._world()
             self._update({
                 name: after
@@ -210,24 +204,36 @@ class PowerServer:
                 decisions.unused(self._world()), "it was off for 30 days: its certificate is renewed while it is on"
             )
             repeated = [name for name in self._states if self._is_left(name)]
+            over = [name for name in kept_off if name in self._nodes and not world.switched_off(name)]
         for name in repeated:
             self._orders.give(name, again=True)
+        for name in over:
+            self._store.keep_off(name, None)
         for name, each in list(self._nodes.items()):
             self._mark(name, each)
 
-    def _is_own(self, name: str, found: SeenNode) -> bool:
-        """Whether a node is that of the plan's machine with its name; another one is left alone."""
-        if not nodes.is_own(found, self.plan.machines[name]):
-            if name not in self._foreign:
-                log.warning(
-                    "%s: its node is of another machine or was not joined for this: it is left alone; if the machine "
-                    "was reinstalled, run `gpunodes autoscale up`",
-                    name,
-                )
-                self._foreign.add(name)
-            return False
-        self._foreign.discard(name)
-        return True
+    def _ask(self, found: Collection[str]) -> None:
+        """Ask BMCs about machines whose nodes do not show whether they are on; ``found`` are the names of all nodes."""
+        unknown = [name for name in self.plan.machines if name not in self._states and name not in found]
+        alone = [name for name in self._in_phase(Phase.LEFT_ALONE) if name not in found]
+        lost = self._lost()
+        answers = self._questions.answers({*unknown, *lost, *alone})
+        known = {name: answers[name] for name in unknown if answers.get(name, _UNKNOWN) is not _UNKNOWN}
+        is_on = {name: answer is PowerState.ON for name, answer in known.items()}
+        self._update(dict(decisions.adopted(self._world(), is_on)))
+        for name in (name for name in (*lost, *alone) if answers.get(name) is PowerState.OFF):
+            state = self._states[name]
+            after = self._changed(state, Phase.OFF, decisions.FOUND_OFF)
+            if name in lost and is_woken(self.plan.machines[name]):
+                # The network does not tell a machine that is off from one whose kernel has stopped.
+                after = dataclasses.replace(state, error=decisions.OFF_OR_HANGS)
+            elif name in lost:
+                after = self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF)
+            if after != state:
+                self._update({name: after})
+
+    def _in_phase(self, phase: Phase) -> list[str]:
+        return [name for name, each in self._states.items() if each.phase is phase]
 
     def _is_left(self, name: str) -> bool:
         """Whether an order of a machine is to be repeated. A start is not: the autoscaler takes another machine."""
@@ -248,8 +254,10 @@ class PowerServer:
                 self._store.change(name, lambda node: nodes.restored(node, saved))
             expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
             serves = found.is_starting and not nodes.not_in_service(found, expected)
-            if serves and self._proofs.is_due(name, once=False):
+            if serves and self._proofs.is_due(name, once=False) and not self._failed_lately(found):
                 self._proofs.give(name, again=True)
+            if state.phase is Phase.ON and any(each["key"] == nodes.STOPPING for each in found.taints):
+                self._give_back(name)
             if nodes.kept_on(found, why):
                 self._store.change(name, lambda node: nodes.kept_on(node, why))
         except GpunodesError as error:
@@ -268,14 +276,24 @@ class PowerServer:
     def _is_proven(self, name: str, found: SeenNode) -> bool:
         """Whether a pod has used the GPUs of a node that is still to start; a failed one is its machine's error."""
         try:
+            if why := versions.too_old(found.kubelet, self._version):
+                raise NotProven(f"{why}: {decisions.upgraded(name)}")
             waits = proof.proven(self._store, found, self.plan.proof_image)
             return not waits and self._states[name].phase not in (Phase.STOPPING, Phase.GIVING_UP)
         except NotProven as error:
             log.warning("%s: %s", name, sentence(error))
             with self._mutex:
-                if self._states[name].phase is Phase.STARTING:
-                    self._update({name: dataclasses.replace(self._states[name], error=sentence(error))})
+                self._not_proven[name] = (found.node.boot_id, self._now())
+                # Also of one that someone else switched on: it is on, and no pod gets it.
+                if (state := self._states[name]).phase in (Phase.STARTING, Phase.ON):
+                    self._update({name: dataclasses.replace(state, error=sentence(error), kubelet=found.kubelet)})
+            if state.phase is Phase.ON and not state.error:
+                self._store.event(name, "NotProven", sentence(error), warning=True)
             return False
+
+    def _failed_lately(self, found: SeenNode) -> bool:
+        boot_id, failed = self._not_proven.get(found.node.name, ("", 0.0))
+        return boot_id == found.node.boot_id and self._now() - failed < _PROVEN_AGAIN_S
 
     def _lost(self) -> list[str]:
         """Machines in service whose node has not been ready for a while: someone else may have switched them off."""
@@ -287,113 +305,3 @@ class PowerServer:
         ]
         self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
         return [name for name in bad if now - self._not_ready[name] >= AGAIN_S]
-
-    # Orders
-
-    def _start(self, names: Sequence[str], reason: str) -> None:
-        self._update(
-            {name: self._changed(self._states[name], Phase.STARTING, reason, used=self._now()) for name in names}
-        )
-        for name in names:
-            self._orders.give(name)
-
-    def _stop(self, changes: Mapping[str, MachineState]) -> None:
-        changed = {}
-        for name, state in changes.items():
-            found = self._nodes.get(name)
-            in_service = found and not found.is_starting and found.node.ready
-            changed[name] = dataclasses.replace(
-                state, saved=found.saved(self.plan.state_bytes) if found and in_service else state.saved
-            )
-        self._update(changed)
-        for name in changed:
-            self._orders.give(name)
-
-    def _carry_out(self, name: str, again: bool) -> None:
-        """Carry out the order that a machine's state is; an order that fails stays, with its error."""
-        with self._mutex:
-            state, found = self._states.get(name), self._nodes.get(name)
-        if state is None:  # it left the plan meanwhile
-            return
-        try:
-            if state.phase is Phase.STARTING:
-                self._machines.switch_on(name, again=again)
-                self._store.event(name, "SwitchedOn", state.reason, warning=False)
-            elif state.phase in (Phase.STOPPING, Phase.GIVING_UP):
-                # The state stays as it was while the order fails: its reason is not written twice.
-                last = state
-                if state.phase is Phase.GIVING_UP and found is None:
-                    # Before it is switched off: then nothing shows any more why it did not register.
-                    last = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
-                boot_id = found.node.boot_id if found else ""
-                self._machines.switch_off(
-                    name, lambda: self._empty(name), lambda: self._store.delete_node(name, boot_id)
-                )
-                after = decisions.switched_off(last, self._now())
-                self._end(name, state.phase, after)
-                reason = "NeedsJoin" if last.needs_join else "SwitchedOff"
-                self._store.event(name, reason, last.reason, warning=after.phase is Phase.FAILED)
-        except StillUsed as error:
-            log.warning("%s: %s", name, sentence(error))
-            self._end(name, state.phase, self._changed(state, Phase.ON, sentence(error)))
-        except AlreadyOn:
-            self._end(name, state.phase, self._changed(state, Phase.BY_HAND, decisions.ON_WITHOUT_NODE))
-        except Exception as error:  # one odd machine must not end a thread without a word
-            log.warning("%s: %s", name, sentence(error))
-            self._end(name, state.phase, dataclasses.replace(state, error=sentence(error)))
-            if self._orders.failed(name, error, known=bool(state.error)):
-                reason = "NotSwitchedOn" if state.phase is Phase.STARTING else "NotSwitchedOff"
-                self._store.event(name, reason, sentence(error), warning=True)
-            return
-        self._orders.succeeded(name)
-
-    def _empty(self, name: str) -> None:
-        """Keep new pods off a machine's node, and check that none is left; raises StillUsed if it must stay on."""
-        found = self._store.seen_node(name)
-        if found is None:
-            return
-        if not self._is_own(name, found):
-            raise StillUsed("its node is that of another machine")
-        with self._mutex:
-            why = decisions.held(dataclasses.replace(self._world(), nodes={name: found}), name)
-        if why:
-            raise StillUsed(why)
-        emptying.keep_empty(self._store, name)
-
-    def _end(self, name: str, phase: Phase, after: MachineState) -> None:
-        """Write what became of an order, unless the machine has another one by now."""
-        with self._mutex:
-            if self._states[name].phase is not phase:
-                return
-            if after.phase in (Phase.OFF, Phase.FAILED):
-                self._nodes.pop(name, None)
-            try:
-                self._update({name: after})
-            except GpunodesError as error:
-                # It is repeated: what it did is done already.
-                log.warning("%s: %s", name, sentence(error))
-
-    # States
-
-    def _world(self) -> World:
-        return World(self.plan, self._states, self._nodes, self._now())
-
-    def _changed(
-        self, state: MachineState, phase: Phase, reason: str, error: str = "", used: float | None = None
-    ) -> MachineState:
-        now, used = self._now(), state.used if used is None else used
-        served = now if state.phase is Phase.ON else state.served
-        return dataclasses.replace(state, phase=phase, since=now, reason=reason, error=error, used=used, served=served)
-
-    def _update(self, changes: Mapping[str, MachineState]) -> None:
-        """Write states, and know them from then on."""
-        if not changes:
-            return
-        try:
-            self._store.write(changes)
-        except Overtaken as error:
-            self.overtaken = sentence(error)
-            raise
-        self._states.update(changes)
-        for name, each in changes.items():
-            log.info("%s: %s: %s", name, each.phase.value, each.error or each.reason)

@@ -107,7 +107,7 @@ class Service:
 
     def _provider(self, node: Any) -> str:
         provider = node.providerID or f"{nodes.PROVIDER}{node.name}"
-        if not self._server.pool_of(provider, node.name):
+        if not self._server.planned_pool(provider, node.name):
             raise NotPossible(f"the node {node.name} with the provider id {provider} is no machine of a pool", "", "")
         return str(provider)
 

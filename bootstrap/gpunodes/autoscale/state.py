@@ -11,6 +11,7 @@ from typing import Any
 from gpunodes import shape
 from gpunodes.autoscale.plan import TEMPLATE, NodeShape, node_shape
 from gpunodes.model import printable
+from gpunodes.planner import versions
 from gpunodes.shape import Maybe, Named, Optional, one_of
 
 _MAX_TEXT = 200
@@ -18,6 +19,13 @@ _MAX_TEXT = 200
 MOST_REST = 2 * _MAX_TEXT + 200
 """Bytes of a state without what is saved of its node."""
 _MOST_NAMES = 500
+_OS, _ARCHITECTURE = "kubernetes.io/os", "kubernetes.io/arch"
+SYSTEM_LABELS = {
+    name: text
+    for prefix in ("", "beta.")
+    for name, text in ((f"{prefix}{_OS}", "linux"), (f"{prefix}{_ARCHITECTURE}", "amd64"))
+}
+"""Labels of the kubelet by which pods, those of DaemonSets above all, select nodes; their values if none are known."""
 
 
 class Phase(StrEnum):
@@ -37,10 +45,8 @@ class Phase(StrEnum):
     """It was given up, and is off; ``since`` then. It is tried again later."""
     BY_HAND = "by-hand"
     """Someone else switched it off: it stays off until someone switches it on."""
-
-
-COUNTED = frozenset({Phase.STARTING, Phase.ON, Phase.BY_HAND})
-"""Phases in which a machine counts in the size of its pool, if it is starting or has a node."""
+    LEFT_ALONE = "left-alone"
+    """Someone else switched it on: nothing is done to it until its node is ready, or it is off."""
 
 
 class Kubelet(StrEnum):
@@ -81,6 +87,8 @@ class SavedNode:
 
 
 def _rank(key: str) -> int:
+    if key in SYSTEM_LABELS:
+        return 0
     prefixes = ("gpunodes.dev/", "nvidia.com/")
     return next((number for number, prefix in enumerate(prefixes) if key.startswith(prefix)), len(prefixes))
 
@@ -101,6 +109,8 @@ class MachineState:
     """When its node was last known to be in service, 0 if never: its kubelet had a valid certificate then."""
     needs_join: bool = False
     """Its certificate has probably ended: it is not switched on until its node registers again."""
+    kubelet: str = ""
+    """The version of its kubelet as its node reported it last, "" if it never did."""
 
     def text(self) -> str:
         """As it is stored."""
@@ -115,6 +125,7 @@ class MachineState:
             "used": round(self.used),
             "served": round(self.served),
             "needs_join": self.needs_join,
+            "kubelet": self.kubelet,
             "saved": saved,
         })  # fmt: skip
 
@@ -140,6 +151,7 @@ _SHAPE = {
     # Those of an earlier release do not have them.
     "served": Optional(float),
     "needs_join": Optional(bool),
+    "kubelet": Optional(str),
     "saved": Maybe({**TEMPLATE, "annotations": Named(str, 1000)}),
 }
 
@@ -162,4 +174,5 @@ def parse(text: str) -> MachineState | None:
         SavedNode(node_shape(saved), saved["annotations"]) if saved else None,
         float(document.get("served", document["used"])),
         document.get("needs_join", False),
+        versions.known(document.get("kubelet")),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpunodes.autoscale import nodes, state
+from gpunodes.autoscale import kept_off, nodes, state
+from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.state import MachineState
 from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND
@@ -14,6 +15,7 @@ from gpunodes.engine.cluster.errors import Refused
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.engine.cluster.nodes import path
 from gpunodes.errors import GpunodesError
+from gpunodes.planner import versions
 from gpunodes.repair.switched_off import CONFIG_MAP as NAME
 
 POOL_LABEL = "gpunodes.dev/pool"
@@ -60,6 +62,27 @@ class Store(Cluster):
                 f"another program changed the ConfigMap {NAME}", "one power server", "it starts again and reads it anew"
             ) from error
         self._version = written["metadata"]["resourceVersion"]
+
+    def kept_off(self) -> dict[str, KeptOff]:
+        """The machines that users switched off, by the names of their nodes."""
+        found = self._find(f"{_MAPS}/{kept_off.CONFIG_MAP}")
+        return kept_off.parse((found or {}).get("data"))
+
+    def keep_off(self, name: str, made: KeptOff | None) -> None:
+        """Record that a user switched a machine off; None forgets that."""
+        patch = {"data": {name: made.text() if made else None}}
+        try:
+            self._call("PATCH", f"{_MAPS}/{kept_off.CONFIG_MAP}", patch, _MERGE)
+        except Refused as error:
+            if error.status != NOT_FOUND:
+                raise
+            if made:
+                metadata = {"name": kept_off.CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "gpunodes"}}
+                self._call("POST", _MAPS, {"metadata": metadata, **patch})
+
+    def api_version(self) -> str:
+        """The version of the API server, such as v1.36.3, "" if it reports none."""
+        return versions.known(self._call("GET", "/version").body.get("gitVersion"))
 
     def seen_nodes(self) -> dict[str, SeenNode]:
         """All nodes that can be read, by name, with one request."""

@@ -12,6 +12,7 @@ from gpunodes.model import Role
 from gpunodes.operations import checked
 from gpunodes.operations.phases import RESET
 from gpunodes.operations.remove import OPERATION, check_removable, check_responses
+from gpunodes.operations.storage import findings
 
 
 @click.command()
@@ -51,6 +52,8 @@ def command(
     inventory = checked.inventory(flags.inventory)
     chosen = inventory.select(machines, Role.CONTROL_PLANE, Role.WORKER)
     check_removable(inventory, chosen, dead=dead)
+    if not dead:  # what is gone serves nothing
+        findings.check_leaving(inventory, chosen)
     variables: dict[str, object] = {"gpunodes_drain_timeout": drain_timeout} if drain_timeout else {}
     if force_drain:
         variables["gpunodes_drain_force"] = True

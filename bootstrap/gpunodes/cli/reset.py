@@ -12,6 +12,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations import checked, kubeconfig, phases
 from gpunodes.operations.reset import OPERATION
+from gpunodes.operations.storage import findings
 
 
 @click.command()
@@ -28,6 +29,7 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     """
     inventory = checked.inventory(flags.inventory)
     chosen = inventory.select(machines)
+    findings.check_leaving(inventory, chosen)
     consequence = "Everything that gpunodes installed on {} is removed, with the data of Kubernetes"
     # Machines that were only prepared may be in an inventory without a cluster.
     alone = not inventory.machines(Role.CONTROL_PLANE)

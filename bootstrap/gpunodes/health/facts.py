@@ -23,6 +23,8 @@ class Task:
     state: str
     stack: tuple[str, ...]
     age_s: float
+    wchan: str
+    """The kernel's function in which it waits; empty or 0 if the kernel does not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Smi:
 
     status: str
     task_state: str
+    stack: tuple[str, ...]
+    """The kernel stack of the process that does not end, () if it could not be read."""
     xml: str
     message: str
     pid: int | None
@@ -111,6 +115,7 @@ def read(found: Mapping[str, Any]) -> Facts:
                 _text(entry["state"], 2),
                 tuple(_text(frame, 200) for frame in entry["stack"]),
                 entry["age_s"],
+                _text(entry["wchan"], 64),
             )
             for entry in found["tasks"]
         ),
@@ -118,6 +123,7 @@ def read(found: Mapping[str, Any]) -> Facts:
         smi=Smi(
             _text(smi["status"]),
             _text(smi["task_state"], 2),
+            tuple(_text(frame, 200) for frame in smi.get("stack", ())),
             _text(smi["xml"], _LOG),
             _text(smi["message"]),
             smi["pid"],

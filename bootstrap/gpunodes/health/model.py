@@ -104,6 +104,8 @@ class LogRecord:
     evidence: tuple[str, ...] = ()
     processes: int = 0
     """The number of different processes in the lines; counted up to `MANY_PROCESSES`."""
+    proven: bool = False
+    """Of a stuck task: its stack shows that it is in the driver. Otherwise only its name says so."""
 
 
 MANY_PROCESSES = 8

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
-from gpunodes.ansible.module_utils.probe.known import DRIVER_THREAD
+from gpunodes.ansible.module_utils.probe.known import DRIVER_THREAD, FAULT, MODULE
 from gpunodes.health.model import Time
 
 # --- headers ---------------------------------------------------------------------------------------------------------
@@ -203,9 +203,12 @@ XID = re.compile(
     rb"(?:,\s+pid='?(\d+))?"
 )
 # The line may be wrapped anywhere; the number of another line is not this one's.
-RECOVERY = re.compile(rb"(?:(?!NVRM:)[^\0]){0,240}?\s+to\s+0x([0-9a-fA-F]{1,2})\b")
+RECOVERY = re.compile(
+    rb"(?:[^,\n]{0,3}(?:,\s+pid=[^,\n]{1,20})?,\s+name=[^\n]{0,15},)?+"  # a process's name, which may look like it
+    rb"(?:(?!NVRM:)[^\0]){0,240}?\s+to\s+0x([0-9a-fA-F]{1,2})\b"
+)
 REGISTERS = re.compile(rb"[^(\n]{0,200}\((0x[0-9a-fA-F]{8})\s+(0x[0-9a-fA-F]{8})")
-FATAL = re.compile(rb",\s+\S+\s+(Fatal|Link Fatal)\b")
+FATAL = re.compile(rb",\s+(?!name=)\S+\s+(Fatal|Link Fatal)\b")
 
 SXID = re.compile(
     rb"(?:nvidia-nvswitch\d*:\s+)?SXid\s+\((?:PCI:)?\s*(" + ADDRESS + rb")\):\s+(\d{1,6})(?!\d)"
@@ -249,8 +252,17 @@ AFTER_OOPS = re.compile(rb"---\[ end (?:trace|Kernel panic)|</IRQ>|\[#\d+\]")
 UNSURE_FRAME = re.compile(rb"\? [^\n]*")
 # A stack frame, or a kernel worker's work item, in one of NVIDIA's modules. Newer kernels add the build id.
 NVIDIA_FRAME = re.compile(
-    rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[nvidia(?:_uvm|_modeset|_drm)?(?: [0-9a-f]{6,64})?\]"
+    rb"(?:\+0x[0-9a-f]+/0x[0-9a-f]+|Workqueue:\s+\S+\s+\w+)\s+\[%b(?: [0-9a-f]{6,64})?\]" % MODULE.encode()
 )
+FAULT_FRAME = re.compile(FAULT.encode())
+# What is before a frame in a line that begins with `[`, a time: an address, the mark of an unsure frame, a register.
+# A line may also have the name of a program that crashed, which can look like a frame.
+BEFORE_FRAME = re.compile(
+    rb"\s*\[[^\]\n]*\](?:\s+(?:\S+\s+)?kernel:)?(?:\s*\[[\s\d.]+\])?(?:\s*\[\s*[TC]\d+\])?"
+    rb"\s*(?:[A-Z]?IP|LR|pc|lr)?(?: is at)?[\s\[\]<>?:\da-f]*"
+)
+# What a whole stack ends with: the first function of a thread of the kernel, or how a program entered the kernel.
+STACK_END = re.compile(rb"\b(?:kthread|entry_\w+|do_syscall\w*|system_call\w*|el0\w*|asm_exc_\w+)\+0x\w+/0x\w+")
 # Frames of the NFS client (fs/nfs) and of its transport (net/sunrpc), as modules or built into the kernel. And those of
 # a task that waits for the lock of a folder (fs/namei.c): the one that has it may wait for NFS, and a driver has none.
 NFS_FRAME = re.compile(
@@ -351,9 +363,7 @@ KERNEL_LINE = re.compile(
 )  # fmt: skip
 # What only a kernel with NVIDIA's driver writes: its messages, and its modules in a stack or in a list of modules.
 DRIVER_MESSAGE = re.compile(rb"NVRM: |nvidia(?:[-_][a-z]+\d*)?(?: [0-9a-fA-F]{4}:[0-9a-fA-F:.]+)?: ")
-DRIVER_MODULE = re.compile(
-    rb"/0x[0-9a-f]+\s+\[nvidia(?:_uvm|_modeset|_drm)?[\] ]|Modules linked in:[^\n]{0,4000}\bnvidia\b"
-)
+DRIVER_MODULE = re.compile(rb"/0x[0-9a-f]+\s+\[%b[\] ]|Modules linked in:[^\n]{0,4000}\bnvidia\b" % MODULE.encode())
 # The first line of an entry of a log: its further lines, and what a mail has wrapped, begin with no time. A search for
 # the line break before it is far faster than one with `^`.
 ENTRY = re.compile(

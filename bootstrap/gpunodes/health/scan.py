@@ -383,17 +383,9 @@ def _record(key: _Key, counter: _Counter) -> LogRecord:
     first, last = patterns.time_of(counter.first), patterns.time_of(counter.last)
     if last.before(first):
         first, last = last, first
-    return LogRecord(
-        kind,
-        address(gpu) if gpu else "",
-        code,
-        detail,
-        counter.count,
-        first,
-        last,
-        tuple(counter.evidence),
-        len(counter.processes),
-    )
+    place = address(gpu) if gpu else ""
+    evidence, processes = tuple(counter.evidence), len(counter.processes)
+    return LogRecord(kind, place, code, detail, counter.count, first, last, evidence, processes, counter.is_proven)
 
 
 _LONGEST = max(len(anchor.marker) for anchor in (*ANCHORS, *TEXT_ANCHORS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from gpunodes.health.model import LineKind
 
 _REPORT = 16 << 10
 """Bytes of a report that has its own end."""
+_FUNCTION = (string.ascii_letters + string.digits + "_.").encode()
+"""The characters of a function's name."""
 
 
 def _report_end(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], limit: int) -> int:
@@ -22,18 +25,37 @@ def _report_end(window: bytes, found: re.Match[bytes], ends: re.Pattern[bytes], 
     return following.start() if following else found.end() + limit
 
 
-def _driver_frame(window: bytes, begin: int, end: int) -> bytes:
-    """The first frame, or work item, of the driver in a stack; empty if there is none."""
-    found = patterns.NVIDIA_FRAME.search(window, begin, end)
-    if found is None:
-        return b""
-    name = re.search(rb"[\w.]+$", window[max(begin, found.start() - 100) : found.start()])
-    return b" ".join(((name[0] if name else b"") + found[0]).split())
+def _find(pattern: re.Pattern[bytes], window: bytes, begin: int, end: int) -> tuple[int, bytes]:
+    """The position of the first frame, or work item, that matches, where the kernel writes one; the end if none does.
+
+    And the frame, empty if there is none.
+    """
+    for found in pattern.finditer(window, begin, end):
+        # From the true beginning of the line: the middle of a long one can be a file's name.
+        before = window[window.rfind(b"\n", 0, found.start()) + 1 : found.start()]
+        header = before.rstrip(_FUNCTION)
+        if not header.lstrip().startswith(b"[") or patterns.BEFORE_FRAME.fullmatch(header):
+            return found.start(), b" ".join((before[len(header) :] + found[0]).split())
+    return end, b""
 
 
-def _is_driver_task(name: bytes, window: bytes, begin: int, end: int) -> bool:
-    """Whether a task hangs in the driver by its name, without a frame of it; not if its stack waits for NFS."""
-    return bool(patterns.NVIDIA_TASK.fullmatch(name)) and not patterns.NFS_FRAME.search(window, begin, end)
+def _in_driver(name: bytes, window: bytes, begin: int, end: int, *, waits: bool = True) -> tuple[bool, bytes]:
+    """Whether a task is stuck in the driver, by the stack in its report, and what proves it.
+
+    The stack is the kernel's word. The name is not, since a program calls itself what it likes: it proves something of
+    a thread of the kernel only. Where the report lacks the stack, the name is a hint without a proof. A task that
+    ``waits`` for a page of memory does not wait in the driver, which needs the page.
+    """
+    position, frame = _find(patterns.NVIDIA_FRAME, window, begin, end)
+    if frame:
+        inner = patterns.UNSURE_FRAME.sub(b"", window[begin:position])
+        return (False, b"") if waits and patterns.FAULT_FRAME.search(inner) else (True, frame)
+    if not patterns.NVIDIA_TASK.fullmatch(name):
+        return False, b""
+    _, last = _find(patterns.STACK_END, window, begin, end)
+    if last.startswith(b"kthread+"):
+        return True, last
+    return not last and not patterns.NFS_FRAME.search(window, begin, end), b""
 
 
 def _match(
@@ -62,17 +84,13 @@ _LOCKUP = _StuckReport(patterns.SOFT_LOCKUP, patterns.AFTER_LOCKUP, LineKind.SOF
 
 
 def _stuck(report: _StuckReport, window: bytes, position: int) -> Iterator[LineMatch]:
-    """A stuck task; it is in the driver if its stack has a frame of the driver, or if it is a thread of the driver.
-
-    A tool of the driver that waits for an NFS server is not: nvidia-smi may write to a home directory there.
-    """
+    """A stuck task. A tool of the driver can be stuck elsewhere: nvidia-smi may write to a home directory on NFS."""
     found = match_at(report.pattern, window, position)
     if found:
         end = _report_end(window, found, report.after, AHEAD)
-        frame = _driver_frame(window, found.end(), end)
-        in_driver = frame or _is_driver_task(found[1], window, found.end(), end)
+        in_driver, proof = _in_driver(found[1], window, found.end(), end, waits=report is _HUNG)
         kind = report.in_driver if in_driver else report.elsewhere
-        yield _match(kind, window, found, task=_task(*found.groups()) if in_driver else b"", proof=frame)
+        yield _match(kind, window, found, task=_task(*found.groups()) if in_driver else b"", proof=proof)
 
 
 def _owner(window: bytes, position: int) -> Iterator[LineMatch]:
@@ -83,10 +101,9 @@ def _owner(window: bytes, position: int) -> Iterator[LineMatch]:
     found = match_at(patterns.LOCK_OWNER, window, position)
     if found:
         end = _report_end(window, found, patterns.AFTER_HUNG_TASK, AHEAD)
-        frame = _driver_frame(window, found.end(), end)
-        in_driver = frame or _is_driver_task(found[1], window, found.end(), end)
+        in_driver, proof = _in_driver(found[1], window, found.end(), end)
         task = _task(*found.groups()) if in_driver else b""
-        yield _match(LineKind.HUNG_TASK if in_driver else None, window, found, task=task, proof=frame)
+        yield _match(LineKind.HUNG_TASK if in_driver else None, window, found, task=task, proof=proof)
 
 
 def _blocked(window: bytes, position: int) -> Iterator[LineMatch]:
@@ -104,15 +121,15 @@ def _unfrozen(window: bytes, position: int) -> Iterator[LineMatch]:
     dumps = list(patterns.TASK_DUMP.finditer(window, found.end(), end))
     starts = [dump.start() for dump in dumps]
     for dump, following in zip(dumps, [*starts[1:], end], strict=False):
-        frame = _driver_frame(window, dump.end(), following)
-        if frame or _is_driver_task(dump[1], window, dump.end(), following):
-            yield _match(LineKind.HUNG_TASK, window, found, task=_task(dump[1], dump[2]), proof=frame)
+        in_driver, proof = _in_driver(dump[1], window, dump.end(), following)
+        if in_driver:
+            yield _match(LineKind.HUNG_TASK, window, found, task=_task(dump[1], dump[2]), proof=proof)
             return
     yield _match(None, window, found)
 
 
 def _crashed(window: bytes, position: int) -> Iterator[LineMatch]:
-    """An oops: in the driver if the task is a thread of the driver, or if the driver is in the stack of the fault.
+    """An oops: in the driver if the driver is in the stack of the fault, or if the task is a thread of the driver.
 
     Frames with a question mark are old data on the stack, and what an interrupt interrupted is not at fault.
     """
@@ -121,11 +138,10 @@ def _crashed(window: bytes, position: int) -> Iterator[LineMatch]:
         return
     end = _report_end(window, found, patterns.AFTER_OOPS, _REPORT)
     report = patterns.UNSURE_FRAME.sub(b"", window[found.end() : end])
-    frame = _driver_frame(report, 0, len(report))
     task = patterns.TASK_OF_OOPS.search(report)
-    in_driver = frame or (task and patterns.NVIDIA_TASK.fullmatch(task[2]))
+    in_driver, proof = _in_driver(task[2] if task else b"", report, 0, len(report), waits=False)
     name = _task(task[2], task[1]) if task and in_driver else b""
-    yield _match(LineKind.CRASH if in_driver else None, window, found, task=name, proof=frame)
+    yield _match(LineKind.CRASH if in_driver else None, window, found, task=name, proof=proof)
 
 
 STUCK_ANCHORS = (

@@ -41,6 +41,11 @@ class MachineIdentity:
         return _text(f"machine {self.name}", known, missing)
 
     @property
+    def has_hardware(self) -> bool:
+        """Whether something of its hardware is known, by which a BMC can be matched."""
+        return bool(self.system_uuid or self.serial or self.macs)
+
+    @property
     def hardware_text(self) -> str:
         """The hardware identity that it reports."""
         known = (("UUID", self.system_uuid), ("serial number", self.serial), ("MAC", " ".join(self.macs)))

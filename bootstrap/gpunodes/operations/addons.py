@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpunodes.model import Event, TaskEnded
 from gpunodes.operations.rolling import commands, context, upgrades
 from gpunodes.operations.rolling.context import Report, RolloutCommand
 from gpunodes.planner import reports
-from gpunodes.planner.addons import Addon, PlannedAddon, images_of, planned, refusal
+from gpunodes.planner.addons import Addon, Change, PlannedAddon, images_of, planned, refusal, version_of
 
 _PLAYBOOK = "addon.yml"
 
@@ -67,30 +67,33 @@ def listed(inventory: Inventory) -> dict[str, str]:
 
 def up(
     fleet: Fleet, inventory: Inventory, addon: Addon, manifest: Path | None, report: Report, *, dry_run: bool = False
-) -> list[str]:
-    """Install an optional add-on, and wait until it runs; the objects that changed, or with ``dry_run`` would change.
+) -> Change:
+    """Install an optional add-on, and wait until it runs.
 
-    ``manifest`` is the file with its objects if it has no template. Raises WrongInput if the settings forbid it, and
-    GpunodesError if an object of another owner exists, or it does not run.
+    ``manifest`` is the file with its objects if it has no template. Raises WrongInput if the settings forbid it, or the
+    file has something else, and GpunodesError if an object of another owner exists, or it does not run.
     """
     given = fleet.settings()
     if wrong := refusal(addon, given):
         raise wrong
     images_of(addon, given["gpunodes_addon_images"])
-    variables = {"addon_name": addon.name, "addon_objects": objects_of(addon, manifest)}
+    objects = objects_of(addon, manifest)
+    variables = {"addon_name": addon.name, "addon_objects": objects}
+    if objects:
+        variables["addon_version"] = version_of(addon, objects)
     return _change(fleet, inventory, "up", variables, report, dry_run=dry_run)
 
 
-def down(fleet: Fleet, inventory: Inventory, addon: Addon, report: Report, *, dry_run: bool = False) -> list[str]:
-    """Remove an optional add-on; the objects that were deleted. Raises GpunodesError while it is in use."""
+def down(fleet: Fleet, inventory: Inventory, addon: Addon, report: Report, *, dry_run: bool = False) -> Change:
+    """Remove an optional add-on. Raises GpunodesError while it is in use."""
     variables = {"addon_name": addon.name, "addon_state": "absent"}
     return _change(fleet, inventory, "down", variables, report, dry_run=dry_run)
 
 
-def verify(inventory: Inventory, addon: Addon) -> None:
+def verify(inventory: Inventory, addon: Addon) -> Change:
     """Wait until an optional add-on runs and answers; raises GpunodesError with the reason if it does not."""
     variables = {"addon_name": addon.name, "addon_state": "verified"}
-    _run(inventory, "optional", f"{addon.name} does not run", variables=variables)
+    return _done(_run(inventory, "optional", f"{addon.name} does not run", variables=variables))
 
 
 def objects_of(addon: Addon, manifest: Path | None) -> list[dict[str, Any]]:
@@ -134,8 +137,8 @@ def _is_object(each: Any) -> bool:
 
 def _change(
     fleet: Fleet, inventory: Inventory, verb: str, variables: Mapping[str, Any], report: Report, *, dry_run: bool
-) -> list[str]:
-    """Run the playbook for an optional add-on, while no roll-out can begin; the objects that changed."""
+) -> Change:
+    """Run the playbook for an optional add-on, while no roll-out can begin."""
     name = variables["addon_name"]
     failed = f"{name} was not {'installed' if verb == 'up' else 'removed'}"
     with contextlib.ExitStack() as stack:
@@ -146,11 +149,18 @@ def _change(
             lost = opened.leases.lost
             report("", f"{'installing' if verb == 'up' else 'removing'} {name}")
         results = _run(inventory, "optional", failed, lost, variables, check=dry_run)
-    changed = [each["objects"] for each in results if "objects" in each]
-    for answer in changed:
-        if problem := reports.changes_problem(answer):
-            raise _invalid(problem)
-    return [title for answer in changed for title in answer]
+    return _done(results)
+
+
+def _done(results: Sequence[Mapping[str, Any]]) -> Change:
+    """What the module reports; raises GpunodesError for another form."""
+    found: dict[str, list[str]] = {"objects": [], "idle": []}
+    for key, names in found.items():
+        for answer in (each[key] for each in results if key in each):
+            if problem := reports.changes_problem(answer):
+                raise _invalid(problem)
+            names.extend(answer)
+    return Change(**found)
 
 
 def _invalid(problem: str) -> GpunodesError:

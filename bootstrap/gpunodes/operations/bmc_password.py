@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.power import Power, PowerProblem, PowerState, Trouble, passwords
 from gpunodes.errors import GpunodesError
-from gpunodes.model import Machine
+from gpunodes.model import Machine, Role
+from gpunodes.operations import switched_off
+from gpunodes.operations.autoscale.objects import Objects
 from gpunodes.operations.power import PowerAction, PowerResult, locked, required
 from gpunodes.operations.repair.context import Report
 
@@ -41,7 +44,20 @@ def rotate(fleet: InventoryFleet, machine: Machine, path: Path, *, named: bool, 
     done = "changed" if bmc is not None else "already changed"
     history.note(machine.name, fleet.cluster_name, history.EntryKind.POWER, action.value, done)
     report(machine.name, f"the BMC has the password in {path}; put it into the inventory, which has the old one")
+    if machine.role is Role.WORKER and _is_autoscaled(fleet):
+        report(machine.name, "then run `gpunodes autoscale up`: until that the autoscaler has the old password, too")
     return PowerResult(machine.name, action.value, state.value, verified.name if verified else "")
+
+
+def _is_autoscaled(fleet: InventoryFleet) -> bool:
+    """Whether there may be an autoscaler, which has the passwords in a Secret: by the settings, or in the cluster."""
+    inventory = fleet.inventory
+    if switched_off.has_scaling_pools(inventory):
+        return True
+    if inventory.machines(Role.CONTROL_PLANE) or inventory.kubeconfig:
+        with contextlib.suppress(GpunodesError), contextlib.closing(fleet.session()) as session:
+            return Objects(session, patience_s=0.0).is_installed()
+    return False
 
 
 def _login(control: MachineControl, renewed: MachineControl) -> Power | None:

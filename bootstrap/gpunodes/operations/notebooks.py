@@ -142,27 +142,29 @@ def wait(api: Notebooks, place: Place, limit_s: float, report: Report) -> None:
         time.sleep(_POLL_S)
 
 
-def down(api: Notebooks, place: Place, confirm: Report) -> tuple[list[str], Request | None]:
+def down(api: Notebooks, place: Place, confirm: Report) -> tuple[list[str], Request | None, str]:
     """Remove a notebook after ``confirm``, which raises for a no; the home folder on shared storage stays.
 
-    Returns the kinds of the removed objects, and what the notebook had, None if that is unknown.
+    Returns the kinds of the removed objects; what the notebook had, None if that is unknown; what becomes of its home.
     """
     notebooks.check_place(place)
     found = api.found(place)
-    request = notebooks.requested(found["Deployment"]) if "Deployment" in found else None
+    deployment = found.get("Deployment")
+    request = notebooks.requested(deployment) if deployment else None
+    home = _home(request, notebooks.folder_of(deployment or {}, place))
     if found:
-        confirm(f"the notebook {place} ends with its kernels; {home(place, request)}")
+        confirm(f"the notebook {place} ends with its kernels; {home}")
         api.remove(place, found)
-    return list(found), request
+    return list(found), request, home
 
 
-def home(place: Place, request: Request | None) -> str:
+def _home(request: Request | None, folder: str) -> str:
     """What becomes of the home folder."""
     if request is None:
         return "a home folder on shared storage stays"
     if not request.storage:
         return "its files end with it: it has no shared storage"
-    return f"its home stays: the folder {place.objects} of the claim {request.storage}"
+    return f"its home stays: the folder {folder} of the claim {request.storage}"
 
 
 def listed(api: Notebooks) -> list[Listed]:
@@ -183,14 +185,15 @@ def reached(inventory: Inventory, place: Place, port: int, report: Report) -> It
                 f"`{place.command('up')}` waits for it",
             )
         request, token = objects.request_of(place, deployment), api.token(place)
-        pods = api.pods(place)
+        pod = api.pod(place)
         machine = control_planes.used(inventory, api.session).machine
-    if not pods:
-        raise GpunodesError(f"the notebook {place} has no pod", "a pod that is ready", "run the same command again")
+    if not pod:
+        raise GpunodesError(
+            f"the notebook {place} has no pod that is ready", "one that is", "run the same command again"
+        )
     report(f"connecting over {machine.name}")
-    name = str(pods[0]["metadata"]["name"])
     variables = inventory.connection(machine.name)
-    with tunnel.opened(machine, variables, place.namespace, name, notebooks.PORT, port) as opened:
+    with tunnel.opened(machine, variables, place.namespace, pod, notebooks.PORT, port) as opened:
         opened.check("/api")
         yield opened, token, request
 

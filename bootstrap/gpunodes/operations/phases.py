@@ -230,6 +230,11 @@ ETCD_RESTORED = Phase(
     "Make a new member's data from the snapshot, start the first control plane, and verify that it works.",
     only=(Only.CONTROL_PLANE,),
 )
+ETCD_RESTORE_ABORTED = Phase(
+    "etcd_restore_aborted",
+    "Start the old data",
+    "Put the data of etcd from before a restore back, start all control planes, and wait until they work.",
+)
 OS_PENDING = Phase("os_pending", "Read the pending upgrades", "Read what the package manager would upgrade.")
 RUNTIME_PENDING = Phase(
     "runtime_pending",
@@ -289,6 +294,7 @@ LONG_TASKS = {
     "Test NCCL between the nodes": "waiting for pods that use all GPUs",
     "Stop the control plane": "waiting for its static pods to end",
     "Restore etcd": "restoring the snapshot, waiting for the control plane",
+    "Wait until the control plane works": "waiting for etcd, the API server, the controllers and the scheduler",
     "Bring the control plane to its settings": "restarting static pods one at a time",
     "Renew the certificates": "restarting the static pods one at a time",
     "Remove the node from the cluster": "waiting for its pods to end",

@@ -87,8 +87,7 @@ def power(
                 shut_down(machine_control, machine_control.own_power(), seen.get(machine.name), confirm)
             else:
                 powers.change(machine_control.own_power(), Order(action.value), confirm)
-            if action is not PowerAction.OFF:
-                _end_off(fleet, machine, report)
+            _tell_autoscaler(fleet, machine, report, is_off=action is PowerAction.OFF)
     machine_control = fleet.machine_control(machine)
     state = bmc.state().value
     if action is not PowerAction.STATUS:
@@ -101,12 +100,13 @@ def power(
     return PowerResult(machine.name, action.value, state, bmc.name, own, why)
 
 
-def _end_off(fleet: InventoryFleet, machine: Machine, report: Report) -> None:
-    """End that the machine counts as off on purpose; without a cluster that responds nothing does."""
+def _tell_autoscaler(fleet: InventoryFleet, machine: Machine, report: Report, *, is_off: bool) -> None:
+    """Have the machine stay off, or end that it counts as off on purpose; nothing without a cluster that responds."""
     if machine.role is not Role.WORKER:
         return
+    tell = switched_on.keep_off if is_off else switched_on.end_off
     with contextlib.suppress(NoResponse, WrongInput), contextlib.closing(fleet.session()) as session:
-        switched_on.end_off(fleet, machine, session, report)
+        tell(fleet, machine, session, report)
 
 
 _TYPE = "gpunodes_bmc_type"

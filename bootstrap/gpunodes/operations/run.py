@@ -26,7 +26,7 @@ from gpunodes.model import (
     RunResult,
     Severity,
 )
-from gpunodes.operations import burn_in_history, claims, judged, pools, preflight
+from gpunodes.operations import burn_in_history, claims, judged, pools, preflight, revoke
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
@@ -51,7 +51,7 @@ class Operation:
     replaces_objects: bool = False
     """Whether it replaces the objects of the API, its own Leases among them: only the lock over SSH is kept."""
     after_interruption: str = ""
-    """The playbook that revokes on the control plane what an interrupted run must not leave behind."""
+    """The playbook that revokes on a control plane what a run that was interrupted, or failed, may have left."""
 
     @property
     def joins(self) -> bool:
@@ -169,8 +169,8 @@ def carry_out(
             functools.partial(_at_work, operation, tracker, controls or machines),
             view,
         )
-        if ended.interrupted and claim:
-            _revoke(operation, inventory, folder, claim)
+        if claim:
+            revoke.leftovers(operation.after_interruption, inventory, folder, claim.holder, ended)
         unnoted = burn_in_history.note(inventory.cluster, play.machines, tracker.answers, tracker.failures)
         view.findings(unnoted)
     interrupted = ended.interrupted and lost is None
@@ -271,14 +271,6 @@ def _not_locked(error: GpunodesError) -> GpunodesError:
     """``error`` with a remedy for a run, which cannot leave its cluster out as a repair can."""
     remedy = "start that machine, or correct its address and SSH settings in the inventory"
     return GpunodesError(error.problem.found, error.problem.wanted, remedy)
-
-
-def _revoke(operation: Operation, inventory: Inventory, folder: Path, claim: claims.Claim | claims.HostClaim) -> None:
-    if operation.after_interruption:
-        # The one that the run used may be the reason for the interruption.
-        control, variables = control_planes.choose(inventory).machine.name, {"revoke_run": claim.holder}
-        revoke = runner.Play(operation.after_interruption, inventory, [control], variables=variables, control=control)
-        runner.run(revoke, folder, lambda _: None)
 
 
 def _by_facts(facts: Mapping[str, Mapping[str, Any]], requested: Mapping[Only, set[str]]) -> dict[Only, set[str]]:

@@ -20,10 +20,11 @@ from gpunodes.repair.switched_off import Switched
 def read(inventory: Inventory) -> dict[str, Switched]:
     """The machines that are off on purpose, by name.
 
-    None if no pool scales: then the control plane is not contacted. None either if it does not respond: the machines
-    then count as any others.
+    None without gpunodes_pools: then the control plane is not contacted. A pool that scales no longer may have machines
+    that are off, after `gpunodes autoscale down`: what the cluster recorded counts, as for repairs. None either if it
+    does not respond: the machines then count as any others.
     """
-    if not inventory.machines(Role.CONTROL_PLANE) or not any(map(_scales, _pools(inventory))):
+    if not inventory.machines(Role.CONTROL_PLANE) or not any(_pools(inventory)):
         return {}
     with contextlib.suppress(GpunodesError):
         fleet = InventoryFleet(inventory)
@@ -34,6 +35,11 @@ def read(inventory: Inventory) -> dict[str, Switched]:
             off = {name: each for name, each in switched.items() if each.is_off(ready=ready.get(name))}
             return match_switched(fleet, off, {})
     return {}
+
+
+def has_scaling_pools(inventory: Inventory) -> bool:
+    """Whether a pool scales by the settings."""
+    return any(map(_scales, _pools(inventory)))
 
 
 def split(
@@ -77,5 +83,5 @@ def _pools(inventory: Inventory) -> list[object]:
 
 
 def _scales(pools: object) -> bool:
-    # Only Ansible can render a template: then the cluster is asked.
+    # Only Ansible can render a template: then a pool may scale.
     return scaled_pools.any_scales(pools) or "{{" in str(pools)

@@ -80,6 +80,7 @@ def off(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool 
                 boot_id = seen[machine.name].verdict.boot_id or ""
                 _switch_off(control, lambda: leases.confirm(node.name), boot_id, limits, machine, report)
                 cluster.event(node.name, "SwitchedOff", f"by {user_at_host()}", warning=False)
+            switched_on.keep_off(fleet, machine, cluster.session, report)
     return _done(fleet, machine, Order.OFF, bmc)
 
 

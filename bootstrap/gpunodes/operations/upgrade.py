@@ -28,9 +28,10 @@ def roll_out(
     """Upgrade those of ``machines`` that have a step in ``plan``: control planes, kubelets, then the add-ons.
 
     All of it is in the record of the first roll-out, so that ``following.resume`` continues to the end. What follows a
-    roll-out that did not end well is not begun. Raises GpunodesError as ``commands.roll_out``, and if the add-ons
-    cannot be updated.
+    roll-out that did not end well is not begun. Raises GpunodesError as ``commands.roll_out`` and ``check_selection``,
+    and if the add-ons cannot be updated.
     """
+    check_selection(plan, machines)
     inventory, parts = fleet.inventory, list[tuple[Work, list[Machine]]]()
     for part, work in (
         (Part.CONTROL_PLANE, upgrades.ControlPlaneUpgrade(inventory, plan.target)),
@@ -49,6 +50,19 @@ def roll_out(
     then += [] if remaining else [Following(state.ADDONS)]
     result = commands.roll_out(fleet, chosen, first, options, report, "upgrade", then)
     return following.follow(result, fleet, report, "upgrade")
+
+
+def check_selection(plan: UpgradePlan, machines: Sequence[Machine]) -> None:
+    """Raise WrongInput if kubelets among ``machines`` would get newer than a control plane that is left out."""
+    chosen = {machine.name for machine in machines}
+    left = [step for step in plan.steps if step.part is Part.CONTROL_PLANE and step.machine not in chosen]
+    if left and any(step.machine in chosen for step in plan.steps):
+        shown = state.names([f"{step.machine} ({step.present or 'of an unknown version'})" for step in left])
+        raise WrongInput(
+            f"--only leaves out control planes that do not have {plan.target} yet: {shown}",
+            "all control planes before any kubelet: a kubelet is never newer than an API server",
+            "upgrade them first, with --only control_plane, or leave out --only",
+        )
 
 
 def check_unfinished(fleet: InventoryFleet, report: Report) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunodes.errors import WrongInput
 from gpunodes.planner import load_balancer, tables
+from gpunodes.planner.upgrade_model import image_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Addon:
     """By their names in its template."""
     manifest: str = ""
     """Where its objects come from if it has no template."""
+    workload: str = ""
+    """Kind and name of the workload that these objects must have."""
     requires: Mapping[str, Any] = field(default_factory=dict)
     """Settings with the values that they must have."""
     settings: Sequence[str] = ()
@@ -71,6 +75,16 @@ class Addon:
         return f"download {self.manifest}" if is_address else f"make it: {self.manifest} > FILE"
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was done to an optional add-on."""
+
+    objects: Sequence[str]
+    """Those that changed, or with ``dry_run`` would change."""
+    idle: Sequence[str] = ()
+    """Its DaemonSets for which the cluster has no node."""
+
+
 def optional() -> dict[str, Addon]:
     """The table of optional add-ons."""
     return {name: Addon(name, **row) for name, row in tables.read("addons").items()}
@@ -81,6 +95,37 @@ def chosen(name: str) -> Addon:
     if found := optional().get(name):
         return found
     raise WrongInput(f"{name!r} is no optional add-on", f"one of {', '.join(optional())}", "see `gpunodes addon list`")
+
+
+def version_of(addon: Addon, objects: Sequence[Mapping[str, Any]]) -> str:
+    """The version of the objects of a file, "unknown" if the tags of its images do not say it.
+
+    Raises WrongInput for objects of something else, or of another version.
+    """
+    kind, name = addon.workload.split()
+    found = [
+        each
+        for each in objects
+        if (each["kind"], each["metadata"]["name"], each["metadata"].get("namespace")) == (kind, name, addon.namespace)
+    ]
+    wanted = f"the objects of {addon.name} {addon.version}"
+    if not found:
+        raise WrongInput(f"the file has no {addon.workload} in {addon.namespace}", wanted, addon.obtaining)
+    versions = [tag for each in found for tag in _tags(each) if re.match(r"v?[0-9]+\.[0-9]", tag)]
+    if addon.version.removeprefix("v") in {tag.removeprefix("v") for tag in versions}:
+        return addon.version
+    if versions:
+        raise WrongInput(f"the file has version {versions[0]} of {addon.workload}", wanted, addon.obtaining)
+    return "unknown"
+
+
+def _tags(workload: Mapping[str, Any]) -> list[str]:
+    """The tags of the images of a workload; a file of a user may have any form."""
+    spec: Any = workload
+    for key in ("spec", "template", "spec", "containers"):
+        spec = spec.get(key) if isinstance(spec, Mapping) else None
+    containers = spec if isinstance(spec, list) else []
+    return [image_parts(str(each.get("image")))[1] for each in containers if isinstance(each, Mapping)]
 
 
 def images_of(addon: Addon, replaced: Mapping[str, Any]) -> dict[str, str]:

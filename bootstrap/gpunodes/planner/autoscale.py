@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +12,7 @@ from gpunodes.ansible.module_utils import devices
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.planner import node_templates
-from gpunodes.planner.scaled_pools import scaled
+from gpunodes.planner.scaled_pools import Scaling, scaled
 
 _LIMITS = {
     "idle_s": "gpunodes_autoscale_idle_timeout",
@@ -47,8 +48,17 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
     for each in machines:
         kind = str(each.settings["gpunodes_bmc_type"] or "")
         checks = (
-            (not each.node, "it has not joined the cluster: join it first"),
+            (
+                not each.node,
+                "no node is certainly its own: join it first, or run `gpunodes status` while it is on if it joined",
+            ),
             (not kind, "it has no BMC: set gpunodes_bmc_type and gpunodes_bmc_address"),
+            (
+                kind in ("redfish", "ipmi")
+                and each.settings["gpunodes_bmc_identity"] != "any"
+                and not each.identity.has_hardware,
+                "its hardware is unknown, by which its BMC is verified: run `gpunodes status` while it is on",
+            ),
             (
                 kind == "command" and not own_image,
                 "gpunodes_bmc_command is a program of the controller: name an image with it in gpunodes_power_image",
@@ -136,14 +146,24 @@ def _given(machines: Sequence[ScaledMachine]) -> dict[str, Any]:
     }
 
 
-def _check(pools: Collection[str], machines: Sequence[ScaledMachine]) -> None:
-    """Raise WrongInput for a pool without a machine, and for two machines with one node."""
+def _check(pools: Mapping[str, Scaling], machines: Sequence[ScaledMachine]) -> None:
+    """Raise WrongInput for a pool without a machine, two machines with one node, and two pools with one Deployment."""
     for pool in pools:
         if not any(each.pool == pool for each in machines):
             raise WrongInput(
                 f"the pool {pool} of gpunodes_pools has no machine",
                 "workers in its group that gpunodes_pool does not put into another pool",
                 "correct it",
+            )
+    deployments: dict[str, str] = {}
+    for pool in (name for name, each in pools.items() if each.spare):
+        # As the role `autoscaler` names it.
+        other = deployments.setdefault(re.sub("[^a-z0-9.]", "-", pool.lower()), pool)
+        if other != pool:
+            raise WrongInput(
+                f"the pools {other} and {pool} of gpunodes_pools have spare machines, and would have one Deployment",
+                "names that differ not only in case or in characters such as _",
+                "rename a pool, or set its spare to 0",
             )
     names = {each.node: each.name for each in machines}
     if len(names) < len(machines):

@@ -39,6 +39,16 @@ def _virtual_address(candidate: MachineFacts, facts: Facts, requirements: Cluste
         yield from _in_use(vip, found, requirements)
 
 
+def _selinux(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
+    found = facts.get("virtual_address") or {}
+    if candidate.role is Role.CONTROL_PLANE and candidate.endpoint.vip and found.get("confined"):
+        yield Problem(
+            "SELinux is enforcing, and its boolean keepalived_connect_any is off",
+            "a keepalived whose check reaches port 6443 of the API servers: else it gives the virtual address up",
+            f"run `setsebool -P keepalived_connect_any on` on it, or use a load balancer and set {endpoint.ENDPOINT}",
+        )
+
+
 def before_move(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     """What is in the way of a virtual address to which an existing cluster moves."""
     yield from _settings(candidate, facts, requirements)
@@ -113,7 +123,17 @@ def unusable(found: Mapping[str, Any], *, connects: bool, named: bool = True) ->
 
 def _control_planes(candidate: MachineFacts, facts: Facts, requirements: ClusterRequirements) -> Iterator[Problem]:
     known = {str(node.get("address")) for node in requirements.nodes if node.get("role") == "control_plane"}
-    for found in facts.get("endpoints") or ():
+    probed = facts.get("endpoints") or ()
+    # The addresses in the cluster may be others than those of SSH, and known only by the settings.
+    reached = {address for found in probed for address in found["resolved"]}
+    if missing := sorted(known - reached) if probed else []:
+        yield Problem(
+            f"whether it reaches the control plane at {', '.join(missing)} was not checked: the inventory has another "
+            "address of that machine",
+            "the address of each control plane in the cluster",
+            "set gpunodes_node_address of that machine to the address in the inventory",
+        )
+    for found in probed:
         if found["endpoint"] != candidate.endpoint.requested and known & {*found["resolved"]} and found["error"]:
             yield Problem(
                 f"it does not reach the control plane at {found['endpoint']}: {found['error']}",
@@ -128,5 +148,6 @@ CHECKS: Sequence[tuple[str, Callable[[MachineFacts, Facts, ClusterRequirements],
     ("the cluster has the endpoint that the settings request", _of_cluster, Severity.ERROR),
     ("a given endpoint resolves, leads to the API, and is in its certificate", _given, Severity.ERROR),
     ("the machine reaches every control plane", _control_planes, Severity.WARNING),
+    ("SELinux lets keepalived check the API servers", _selinux, Severity.WARNING),
 )
 """Title, check and severity."""

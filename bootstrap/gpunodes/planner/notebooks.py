@@ -60,6 +60,11 @@ class Place:
         """The name of its objects."""
         return f"jupyter-{self.name}"
 
+    @property
+    def folder(self) -> str:
+        """Its home in a share, which is one folder for all its namespaces. Neither name has a dot."""
+        return f"{self.objects}.{self.namespace}"
+
     def path(self, kind: str) -> str:
         """The path of one of its objects in the API."""
         return f"{PATHS[kind].format(self.namespace)}/{self.objects}"
@@ -98,6 +103,11 @@ _SHAPE = {
     "pool": str,
     "node_port": bool,
 }
+
+
+_VOLUME_MOUNTS = shape.Optional(shape.Many({"subPath": shape.Optional(str)}, 100))
+_CONTAINERS = shape.Many({"volumeMounts": _VOLUME_MOUNTS}, 100)
+_MOUNTS = {"spec": {"template": {"spec": {"containers": _CONTAINERS}}}}
 
 
 def is_place(place: Place) -> bool:
@@ -157,6 +167,15 @@ def requested(deployment: Mapping[str, Any]) -> Request | None:
     except WrongInput:
         return None
     return request
+
+
+def folder_of(deployment: Mapping[str, Any], place: Place) -> str:
+    """The home that a notebook has in its share: one of an earlier version has the folder without the namespace."""
+    if shape.wrong(deployment, _MOUNTS):
+        return place.folder
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    used = {each.get("subPath") for one in containers for each in one.get("volumeMounts", ())}
+    return place.objects if place.objects in used else place.folder
 
 
 def differences(before: Request, given: Mapping[str, Any]) -> list[str]:
@@ -277,7 +296,7 @@ def _container(place: Place, request: Request) -> dict[str, Any]:
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
             # A folder of its own in the share: the kubelet makes it, with the mode of the share.
-            {"name": "home", "mountPath": _HOME, **({"subPath": place.objects} if request.storage else {})},
+            {"name": "home", "mountPath": _HOME, **({"subPath": place.folder} if request.storage else {})},
             {"name": "token", "mountPath": _SECRETS, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - a path of the container
         ],

@@ -89,8 +89,11 @@ _FIREWALL = {
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }
 _MAC = Pattern("MAC address", r"([0-9a-f]{2}(:[0-9a-f]{2}){5})?")
+_CONFINED = {"confined": Optional(bool)}
 _ENDPOINT_FACTS = {
-    "virtual_address": Maybe({"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100)}),
+    "virtual_address": Maybe(
+        {"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100), **_CONFINED}
+    ),
     "endpoints": Many(
         {"endpoint": _ENDPOINT, "resolved": Many(_IPV4, 100), "error": str, "names": Many(_HOST, 1000)}, 100
     ),
@@ -137,12 +140,9 @@ _MACHINE = {
         "ca_hash": Maybe(_CA_HASH),
         "server": Maybe(str),
         "advertised": Optional(Maybe(_ADDRESS)),
-        "unfinished": Optional(bool),
         "before": Optional(_NUMBERS),
-        "etcd": Optional(bool),
-        "foreign_etcd": Optional(bool),
-        "ended": Optional(bool),
-        "configured": Optional(bool),
+        **{name: Optional(bool) for name in ("unfinished", "etcd", "foreign_etcd", "ended", "configured")},
+        "restore": Optional(one_of("", "unfinished", "aborted", "done")),
     },
     "ledger": bool,
     **{name: Optional(shape) for name, shape in _ENDPOINT_FACTS.items()},
@@ -227,6 +227,7 @@ _ARGUMENTS = Many(Pattern("name of an argument", r"[a-z0-9-]{1,100}"), 500)
 _GATES = Named(bool, 500, Pattern("feature gate", r"[A-Za-z0-9]{1,100}"))
 _COMPONENT = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _STATIC_POD = one_of("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
+_API = Pattern("API", r"[a-z0-9./-]{1,200} [a-z0-9.-]{1,100}")
 _UPGRADE = {
     "kubeadm": _NUMBERS,
     "kubelet": _NUMBERS,
@@ -242,6 +243,8 @@ _UPGRADE = {
     "offered": Named(Many(_NUMBERS, 1000), 3, one_of("kubeadm", "kubectl", "kubelet")),
     "unread": str,
     "fetched": {"version": _NUMBERS, "missing": Many(_IMAGE, 50), "unasked": str},
+    "deprecated": Many({"api": _API, "removed": Pattern("minor", r"[1-9][0-9]?\.[0-9]{1,3}")}, 200),
+    "metrics_unread": str,
     "cluster": Maybe(
         {
             "configured": _NUMBERS,
@@ -249,13 +252,6 @@ _UPGRADE = {
             "coredns": _IMAGE,
             "proxy": _IMAGE,
             "addons": Many(_IMAGE, 200),
-            "deprecated": Many(
-                {
-                    "api": Pattern("API", r"[a-z0-9./-]{1,200} [a-z0-9.-]{1,100}"),
-                    "removed": Pattern("minor", r"[1-9][0-9]?\.[0-9]{1,3}"),
-                },
-                200,
-            ),
         }
     ),
 }

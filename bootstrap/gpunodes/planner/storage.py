@@ -291,6 +291,12 @@ def servers(value: Any, own_server: str) -> list[str]:
     return list(dict.fromkeys(each.server or own_server for each in shares(value)))
 
 
+def folders(value: Any, own_server: str) -> list[str]:
+    """SERVER:PATH of the shares, as mounts have it; without ``own_server`` only those of other servers."""
+    found = [(each.server or own_server, each.path) for each in shares(value)]
+    return list(dict.fromkeys(f"{server}:{path}" for server, path in found if server))
+
+
 def claims(value: Any) -> list[dict[str, str]]:
     """The claims of the shares, for the module storage_claims."""
     return [{"namespace": each, "name": share.name} for share in shares(value) for each in share.namespaces]
@@ -309,8 +315,11 @@ def conflicts(wanted: Sequence[Mapping[str, Any]], present: Mapping[tuple[str, s
             remedy = "rename the share, or delete the object if nothing needs it"
             found.append(WrongInput(f"{title} exists, and is not of gpunodes", "a name of its own", remedy))
         elif differing := [key for key in ("nfs", "volumeName", "resources") if _differs(each, old, key)]:
-            remedy = "give the share another name; or `gpunodes storage down` first, which keeps the data"
             now, then = (_shown(given, differing[0]) for given in (old, each))
+            remedy = "give the share another name; or `gpunodes storage down` first, which keeps the data"
+            if differing[0] == "nfs" and now.partition(":")[0] != then.partition(":")[0]:
+                # It undoes what the group has: the machine that served before would serve on, and for nobody.
+                remedy += f", with the machine that is {now.partition(':')[0]} in the group {GROUP} if that served it"
             found.append(WrongInput(f"{title} exists with {now}", f"{then}, which cannot be changed", remedy))
     return found
 

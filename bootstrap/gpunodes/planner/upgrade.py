@@ -136,6 +136,17 @@ def _irreversible(target: str, present: str, subjects: Sequence[Subject]) -> lis
     return found
 
 
+def no_way_back(before: str, cluster: str) -> str:
+    """Why a worker cannot return to the version ``before``, its kubelet's before its last upgrade; "" if it can."""
+    if not before:
+        return "no earlier version of its kubelet is known"
+    allowed = versions.kubelet_skew()
+    if not 0 <= numbers(cluster)[1] - numbers(before)[1] <= allowed:
+        plain = cluster.removeprefix("v")
+        return f"its kubelet was {before}, and {plain} accepts kubelets that are at most {allowed} minors older"
+    return ""
+
+
 def images(target: str, control_plane: bool) -> list[str]:
     """The images that a machine fetches before it is drained; those of a minor have ``{version}`` for an exact one."""
     row = versions.minors().get(versions.minor_of(target))

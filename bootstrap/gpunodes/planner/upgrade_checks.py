@@ -32,6 +32,7 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
         for name, check in _OF_MACHINES.items():
             findings += [PreflightFinding(subject.name, name, each) for each in check(target, subject, subject.own)]
     findings += [*_unasked(target, subjects), *_rewritten(subjects), *_addons(target, subjects)]
+    findings += _unread_metrics(subjects)
     known = {subject.node.get("name") for subject in subjects}
     for node in cluster["nodes"]:
         if node["name"] not in known:
@@ -104,7 +105,7 @@ def _ready(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem
 def _skew(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Problem]:
     if not subject.kubelet:
         return
-    allowed = tables.read("upgrades")["skew"]["kubelet"]
+    allowed = versions.kubelet_skew()
     own, wanted = numbers(subject.kubelet)[1], numbers(target)[1]
     if own > wanted:
         yield Problem(
@@ -155,7 +156,8 @@ def _plain(version: str) -> str:
 def _kubelet_gates(target: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _judged(target, subject.gates, "gpunodes_feature_gates")
     others = {name: value for name, value in own["kubelet_gates"].items() if name not in subject.gates}
-    place = "featureGates of the ConfigMap kubelet-config in kube-system, or in the kubelet's arguments"
+    files = "of a file in the kubelet's --config-dir, or in its arguments"
+    place = f"featureGates of the ConfigMap kubelet-config in kube-system, {files}"
     yield from _judged(target, others, place)
 
 
@@ -183,7 +185,7 @@ def _arguments(target: str, _: Subject, own: Mapping[str, Any]) -> Iterator[Prob
         kubelet = row["program"] == "kubelet"
         present = own["kubelet_arguments"] if kubelet else own["arguments"].get(row["program"], ())
         if row["name"] in present and numbers(target)[:2] >= numbers(row["removed_in"]) and row["by"] != "kubeadm":
-            files = "/var/lib/kubelet/kubeadm-flags.env, or from KUBELET_EXTRA_ARGS in /etc/default/kubelet"
+            files = "/var/lib/kubelet/kubeadm-flags.env, KUBELET_EXTRA_ARGS in /etc/default/kubelet, or from its unit"
             place = files if kubelet else _KUBEADM_CONFIG
             yield Problem(
                 f"the {row['program']} gets --{row['name']}, which Kubernetes {row['removed_in']} removes",
@@ -234,14 +236,26 @@ def _unasked(target: str, subjects: Sequence[Subject]) -> Iterator[PreflightFind
 
 
 def _deprecated(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:
-    for own in _clusters(subjects):
-        for row in own["cluster"]["deprecated"]:
-            if numbers(row["removed"]) <= numbers(target)[:2]:
-                yield Problem(
-                    f"a program uses the API {row['api']}, which Kubernetes {row['removed']} removes",
-                    "programs that use newer APIs",
-                    "find it by the audit log, and upgrade it; the API server forgets at its next start what was used",
-                )
+    """What API servers were asked for; one that does not say so is a warning (:func:`_unread_metrics`)."""
+    rows = {row["api"]: row["removed"] for subject in subjects for row in (subject.own or {}).get("deprecated", ())}
+    for api, removed in rows.items():
+        if numbers(removed) <= numbers(target)[:2]:
+            yield Problem(
+                f"a program uses the API {api}, which Kubernetes {removed} removes",
+                "programs that use newer APIs",
+                "find it by the audit log, and upgrade it; an API server forgets at its next start what was used",
+            )
+
+
+def _unread_metrics(subjects: Sequence[Subject]) -> Iterator[PreflightFinding]:
+    for subject in subjects:
+        if reason := (subject.own or {}).get("metrics_unread"):
+            problem = Problem(
+                f"which deprecated APIs its API server was asked for is unknown: {reason}",
+                "API servers that respond: each counts what it was asked itself",
+                "see `crictl ps -a` and `journalctl -u kubelet` on it",
+            )
+            yield PreflightFinding(subject.name, "deprecated", problem, Severity.WARNING)
 
 
 def _etcd(target: str, subjects: Sequence[Subject]) -> Iterator[Problem]:

@@ -32,6 +32,25 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
+def known(reported: object) -> str:
+    """A version of Kubernetes, such as v1.36.3, that a node or an API server reports; "" for anything else."""
+    found = re.match(r"v1\.[0-9]{1,3}\.[0-9]{1,3}(?![0-9.])", reported) if isinstance(reported, str) else None
+    return found[0] if found else ""
+
+
+def kubelet_skew() -> int:
+    """How many minors a kubelet may be older than an API server."""
+    return int(tables.read("upgrades")["skew"]["kubelet"])
+
+
+def too_old(kubelet: str, version: str) -> str:
+    """Why a kubelet must not serve a control plane of a version, "" if it may, or if one of both is unknown."""
+    allowed = kubelet_skew()
+    if not kubelet or not version or numbers(version)[1] - numbers(kubelet)[1] <= allowed:
+        return ""
+    return f"its kubelet is {kubelet}, more than {allowed} minors older than the control plane, {version}"
+
+
 def behind(version: str, kubelets: Mapping[str, str]) -> str:
     """A sentence about the nodes whose kubelet is older than ``version``, the API server's; "" if none is."""
     old = sorted(name for name, each in kubelets.items() if numbers(each) < numbers(version))

@@ -22,7 +22,7 @@ CONFIG_MAP = "gpunodes-autoscaler-state"
 _ON_PURPOSE: Mapping[str, str] = {
     "off": "switched off by the autoscaler since",
     "stopping": "the autoscaler is switching it off since",
-    "by-hand": "switched off by a user, as the autoscaler saw, since",
+    "by-hand": "off, and not by the autoscaler, since",
     "starting": "the autoscaler is switching it on since",
     "giving-up": "it did not come into service, and the autoscaler is switching it off since",
     "failed": "it did not come into service, and was switched off by the autoscaler since",

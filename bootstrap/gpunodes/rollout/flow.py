@@ -16,17 +16,21 @@ def collected(record: RolloutRecord, needed: str, unhealthy: str, *, marked: boo
     if unhealthy and not marked:
         why = f"it is not healthy before the roll-out: {unhealthy}; see `gpunodes health {record.machine}`"
         return record.to(Stage.RELEASE, outcome=RolloutOutcome.SKIPPED, why=why)
-    return record.to(Stage.CORDON, applied=record.applied or marked)
+    # The mark alone does not say that the work was begun: it is written before the drain.
+    return record.to(Stage.CORDON)
 
 
-def cordoned(record: RolloutRecord, *, own: bool) -> RolloutRecord:
-    """After the cordon; ``own`` is false if a user or another program cordoned the node meanwhile."""
+def cordoned(record: RolloutRecord, *, own: bool, marked: bool = False) -> RolloutRecord:
+    """After the cordon; ``own`` is false if a user or another program cordoned the node meanwhile.
+
+    ``marked``: it still has the mark of an earlier command, which is removed; their cordon stays.
+    """
     if own:
         return record.to(Stage.PREPARE)
     if record.applied:
         return _hold(record, "a user or another program changed its cordon or its marks")
     why = "a user or another program cordoned its node in the meantime"
-    return record.to(Stage.RELEASE, outcome=RolloutOutcome.SKIPPED, why=why)
+    return record.to(Stage.UNCORDON if marked else Stage.RELEASE, outcome=RolloutOutcome.SKIPPED, why=why)
 
 
 def prepared(record: RolloutRecord, why: str) -> RolloutRecord:

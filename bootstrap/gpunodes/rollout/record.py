@@ -10,7 +10,7 @@ from typing import Any
 
 from gpunodes import shape
 from gpunodes.health.model import State
-from gpunodes.shape import Maybe, Moment, Pattern, one_of
+from gpunodes.shape import Maybe, Moment, Optional, Pattern, one_of
 
 
 class Disruption(StrEnum):
@@ -94,6 +94,8 @@ class RolloutRecord:
     """GPUs, or slices of them, that its node must offer; None if it offers none."""
     outcome: RolloutOutcome | None = None
     why: str = ""
+    written: float = 0.0
+    """When it was written, by the control plane's clock: of two records of a machine the later one counts."""
 
     def to(self, stage: Stage, **changes: Any) -> RolloutRecord:
         """The record at another stage."""
@@ -123,6 +125,8 @@ _SHAPE = {
     "outcome": Maybe(one_of(*RolloutOutcome)),
     "why": str,
 }
+_WRITTEN = Optional(Moment())
+"""Records of earlier versions do not have it."""
 
 
 def parse(text: str) -> RolloutRecord:
@@ -131,9 +135,9 @@ def parse(text: str) -> RolloutRecord:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a record of a roll-out: {error}") from error
-    if wrong := shape.wrong(document, _SHAPE):
+    if wrong := shape.wrong(document, {**_SHAPE, "written": _WRITTEN}):
         raise ValueError(f"not a record of a roll-out: {wrong}")
-    values = {name: document[name] for name in _SHAPE}
+    values = {name: document[name] for name in _SHAPE} | {"written": document.get("written", 0.0)}
     values["disrupts"], values["stage"] = Disruption(values["disrupts"]), Stage(values["stage"])
     values["before"] = State(values["before"])
     values["outcome"] = RolloutOutcome(values["outcome"]) if values["outcome"] else None

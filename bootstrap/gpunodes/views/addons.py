@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpunodes.planner.addons import Addon, PlannedAddon
+from gpunodes.planner.addons import Addon, Change, PlannedAddon
 from gpunodes.views import document
 from gpunodes.views.text import table, wrapped
 
@@ -51,7 +51,7 @@ def list_document(known: Mapping[str, Addon], installed: Mapping[str, str]) -> s
     return document.dump({"schema": "gpunodes.addon-list/1", "exit_code": 0, "addons": addons})
 
 
-def change_document(one: Addon, changes: Sequence[str], *, dry_run: bool) -> str:
+def change_document(one: Addon, done: Change, *, dry_run: bool) -> str:
     """``gpunodes.addon/1``"""
     return document.dump(
         {
@@ -60,17 +60,23 @@ def change_document(one: Addon, changes: Sequence[str], *, dry_run: bool) -> str
             "name": one.name,
             "version": one.version,
             "dry_run": dry_run,
-            "changes": list(changes),
+            "changes": list(done.objects),
+            "idle": list(done.idle),
         }
     )
 
 
-def change(one: Addon, changes: Sequence[str], done: str, *, dry_run: bool) -> str:
-    """What was ``done`` to an optional add-on, or with ``dry_run`` would be."""
-    lines = [f"  {title}" for title in changes]
+def change(one: Addon, done: Change, result: str, *, dry_run: bool) -> str:
+    """What was done to an optional add-on, with its ``result``, or with ``dry_run`` would be."""
+    lines = [f"  {title}" for title in done.objects]
     if dry_run:
-        return "\n".join([f"{one.name}: {len(changes)} objects would change", *lines])
-    return "\n".join([f"{one.name}: {done}; {len(changes)} objects changed", *lines])
+        return "\n".join([f"{one.name}: {len(lines)} objects would change", *lines])
+    return "\n".join([f"{one.name}: {result}; {len(lines)} objects changed", *lines])
+
+
+def running(done: Change) -> str:
+    """That an add-on runs, and what of it no node runs: dcgm-exporter in a cluster without GPUs."""
+    return f"no node is there for its DaemonSet {', '.join(done.idle)}" if done.idle else "it runs"
 
 
 def _unknown(known: Mapping[str, Addon], installed: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -39,6 +39,8 @@ class Status(Protocol):
     def changes(self) -> Sequence[str]: ...
     @property
     def left_out(self) -> Mapping[str, str]: ...
+    @property
+    def behind(self) -> str: ...
 
 
 def status(found: Status, columns: int | None = None) -> str:
@@ -55,6 +57,8 @@ def status(found: Status, columns: int | None = None) -> str:
         parts.append("\n".join(f"would change: {each}" for each in found.changes))
     elif not found.running:
         parts.append("the autoscaler does not run: no machine is switched on or off")
+    if found.behind:
+        parts.append(found.behind)
     if found.left_out:
         parts.append(_left_out(found, "it has no image of the power server, which cannot run there"))
     return "\n\n".join(parts)
@@ -84,6 +88,7 @@ def contents(found: Status) -> dict[str, Any]:
         "machines": [{key: getattr(each, key) for key in keys} for each in found.machines],
         "changes": list(found.changes),
         "left_out": dict(found.left_out),
+        "behind": found.behind,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,13 @@ from gpunodes.autoscale import plan
 from gpunodes.autoscale.emptying import StillUsed
 from gpunodes.autoscale.power import AlreadyOn, BmcMachines
 from gpunodes.autoscale.state import Kubelet
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.power import PowerProblem, PowerState, Trouble, wol
 from gpunodes.engine.power.redfish import Redfish
 
-from tests import redfish
+from tests import redfish, repair_fleet
 from tests.power_fleet import document, uuid
 from tests.sshd import free_ports
 
@@ -71,12 +75,12 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 def test_a_machine_is_switched_on_while_it_is_locked(start: Start) -> None:
     machines, done = start("obeys")
-    machines.switch_on("w1", again=False)
+    machines.switch_on("w1", lambda: None, again=False)
     assert done == ["take w1", "On", "release w1"]
     assert machines.state("w1") is PowerState.ON
     with pytest.raises(AlreadyOn):
-        machines.switch_on("w1", again=False)
-    machines.switch_on("w1", again=True)
+        machines.switch_on("w1", lambda: None, again=False)
+    machines.switch_on("w1", lambda: None, again=True)
     assert done.count("On") == 1
 
 
@@ -138,7 +142,9 @@ def test_a_lock_that_is_lost_while_the_bmc_responds_stops_the_order(
 
     monkeypatch.setattr(Redfish, "state", slow)
     with pytest.raises(RuntimeError, match="lost"):
-        machines.switch_on("w1", again=True) if state == "Off" else machines.switch_off("w1", *[lambda: None] * 2)
+        machines.switch_on("w1", lambda: None, again=True) if state == "Off" else machines.switch_off(
+            "w1", *[lambda: None] * 2
+        )
     assert set(done) == {"take w1", "before", "release w1"}
 
 
@@ -155,7 +161,7 @@ def test_a_lock_that_is_lost_while_the_bmc_responds_stops_the_order(
 @pytest.mark.parametrize(
     ("state", "ask"),
     [
-        ("Off", lambda machines: machines.switch_on("w1", again=False)),
+        ("Off", lambda machines: machines.switch_on("w1", lambda: None, again=False)),
         ("On", lambda machines: machines.switch_off("w1", lambda: None, lambda: None)),
         ("On", lambda machines: machines.state("w1")),
     ],
@@ -222,11 +228,48 @@ def test_a_machine_without_a_bmc_is_woken_and_shuts_itself_down(
     assert machines.state("w1") is PowerState.OFF
     with ThreadPoolExecutor(1) as pool:
         pool.submit(machine.wait)
-        machines.switch_on("w1", again=False)
+        machines.switch_on("w1", lambda: None, again=False)
     assert machines.state("w1") is PowerState.ON
     machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
     assert asked == ["w1"]
     assert done == ["take w1", "release w1", "take w1", "before", "then", "release w1"]
+
+
+def test_a_machine_without_a_bmc_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen of them that never boot kept every other machine from being switched on or off for half an hour."""
+    monkeypatch.setattr(wol.WakeOnLan, "state", lambda _: PowerState.OFF)
+    done: list[str] = []
+    monkeypatch.setattr(wol.WakeOnLan, "order", lambda _, order: done.append(order.value))
+    found = document({"w1": "h100"}, {"h100": (0, 1, 0)})
+    found["machines"]["w1"]["bmc"] = {"gpunodes_bmc_type": "wol", "gpunodes_bmc_mac": "02:00:00:00:00:07"}
+    leases: Any = Locks(done)
+    machines = BmcMachines(plan.parse(found), tmp_path, leases, lambda _: None)
+    began = time.monotonic()
+    machines.switch_on("w1", lambda: done.append("before"), again=False)
+    assert done == ["take w1", "before", "on", "release w1"]
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("held", ["the machine", "a control plane, alone"])
+def test_a_machine_that_another_command_holds_is_not_ordered_anything(start: Start, held: str) -> None:
+    """With the Leases of both, in an API in memory."""
+    machines, done = start("obeys")
+    api: Any = repair_fleet.Api()
+    own, other = Leases(Cluster(api), "the power server"), Leases(Cluster(api), "power on")
+    other.holder = "ann@desk/power on/another-boot/7/7/7"
+    machines._leases = own
+    other.take("w1") if held == "the machine" else other.take("control-1", alone=True)
+    with pytest.raises(Held):
+        machines.switch_on("w1", lambda: done.append("before"), again=True)
+    with pytest.raises(Held):
+        machines.switch_off("w1", lambda: done.append("before"), lambda: done.append("then"))
+    assert done == []
+    other.release_all()
+    machines.switch_on("w1", lambda: done.append("before"), again=True)
+    assert done == ["before", "On"]
+    assert api.leases == {}
+    for each in (own, other):
+        each.close()
 
 
 def test_a_packet_is_not_sent_to_an_address_that_the_machine_does_not_have(tmp_path: Path) -> None:

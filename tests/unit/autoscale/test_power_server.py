@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,11 +54,16 @@ def test_a_machine_that_is_on_without_a_node_is_left_alone() -> None:
     site = Site(parsed(THREE, POOLS))
     site.machines.on.add("w3")
     site.server.increase("t4", 1)
-    site.settle({"w3": Phase.BY_HAND})
+    site.settle({"w3": Phase.LEFT_ALONE})
     assert not site.machines.orders
     assert site.server.size("t4").most == 0
     with pytest.raises(NotPossible, match="0 machines"):
         site.server.increase("t4", 1)
+    # Someone switched it off, as its reason proposes.
+    site.machines.on.discard("w3")
+    site.server._questions._asked.clear()
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.OFF)
+    assert site.server.size("t4").most == 1
 
 
 def test_a_machine_boots_and_serves_when_it_offers_all_its_gpus(site: Site) -> None:
@@ -79,9 +85,9 @@ def test_the_order_is_written_before_it_is_given(site: Site) -> None:
     seen = []
     switch_on = site.machines.switch_on
 
-    def spied(name: str, *, again: bool) -> None:
+    def spied(name: str, before: Callable[[], None], *, again: bool) -> None:
         seen.append(dict(site.store.writes[-1]))
-        switch_on(name, again=again)
+        switch_on(name, before, again=again)
 
     site.machines.switch_on = spied  # type: ignore[method-assign]  # a spy
     in_service(site, "w3")
@@ -413,6 +419,49 @@ def test_a_node_that_others_hold_stays_on(site: Site, annotations: dict[str, str
     assert nodes.DISABLED not in site.store.objects["w1"]["metadata"]["annotations"]
 
 
+def test_a_node_that_needs_repair_takes_no_place_in_its_pool() -> None:
+    """The pool has one place: the machine with the unhealthy GPU kept it, and the other one never started."""
+    site = Site(parsed({"w1": "h100", "w2": "h100"}, {"h100": (1, 1, 50)}))
+    in_service(site, "w1")
+    site.store.objects["w1"]["metadata"]["annotations"]["gpunodes.dev/needs-repair"] = "GPU 3"
+    site.look()
+    assert site.server.size("h100") == decisions.Size(1, 1, 0), "also its min is not met by it"
+    assert not site.server.instances("h100")
+    assert site.server.pool_of("gpunodes://w1", "w1") == "", "the autoscaler would wait for one node less"
+    site.server.increase("h100", 1)
+    site.settle({"w2": Phase.STARTING})
+    site.boots("w2")
+    looks(site)
+    assert site.server.size("h100") == decisions.Size(1, 1, 1)
+    del site.store.objects["w1"]["metadata"]["annotations"]["gpunodes.dev/needs-repair"]
+    site.look()
+    assert site.server.size("h100") == decisions.Size(1, 2, 2)
+    assert site.server.pool_of("gpunodes://w1", "w1") == "h100"
+
+
+def test_a_machine_that_someone_switched_off_takes_no_place_in_its_pool() -> None:
+    site = Site(parsed({"w1": "h100", "w2": "h100"}, {"h100": (1, 1, 50)}), on={"w1"})
+    site.machines.on.discard("w1")
+    site.store.objects["w1"]["status"]["conditions"][0]["status"] = "Unknown"
+    site.look()
+    site.time += 61
+    site.server._questions._asked.clear()
+    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
+    assert site.server.size("h100") == decisions.Size(1, 1, 0)
+    assert site.server.pool_of("gpunodes://w1", "w1") == ""
+    site.server.increase("h100", 1)
+    site.settle({"w2": Phase.STARTING})
+
+
+def test_a_machine_in_maintenance_counts_and_leaves_places_to_others() -> None:
+    """The limit of the pool was that of the machines that nobody holds: the second place was never taken."""
+    site = Site(parsed({"w1": "h100", "w2": "h100"}, {"h100": (0, 2, 50)}), on={"w1"})
+    note = {"gpunodes.dev/maintenance": '{"reason": "new disk", "by": "a@b"}'}
+    site.store.objects["w1"]["metadata"]["annotations"] |= note
+    site.look()
+    assert site.server.size("h100") == decisions.Size(0, 2, 1)
+
+
 def test_an_annotation_of_a_user_stays(site: Site) -> None:
     in_service(site, "w1", annotations={nodes.DISABLED: "true"})
     site.look()
@@ -428,7 +477,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     site.time += 61
     site.server._questions._asked.clear()
     site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
-    with pytest.raises(NotPossible, match="switched off by someone else"):
+    with pytest.raises(NotPossible, match="found off, and not by the autoscaler"):
         site.server.delete("h100", ["gpunodes://w1"])
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
     site.look()
@@ -509,11 +558,14 @@ def test_a_machine_with_pods_is_not_switched_off(site: Site) -> None:
     pods = [Pod("kube-system", "ds", "1", "DaemonSet", mirror=False, finished=False, ending=False)]
     job = Pod("team", "job-1", "2", "Job", mirror=False, finished=False, ending=False)
     site.store.pods["w1"] = [*pods, job]
+    # The autoscaler lifts its own only when it starts anew: the node would stay, and take no pods.
+    mine = [{"key": key, "effect": "NoSchedule"} for key in ("ToBeDeletedByClusterAutoscaler", "team")]
+    site.store.objects["w1"]["spec"]["taints"] += mine
     site.server.delete("h100", ["gpunodes://w1"])
     site.until(lambda: "team/job-1" in site.store.states()["w1"].reason)
     assert site.phases()["w1"] is Phase.ON
     assert site.machines.orders == [("w1", "on")]
-    assert not site.store.objects["w1"]["spec"]["taints"]
+    assert [each["key"] for each in site.store.objects["w1"]["spec"]["taints"]] == ["team"]
     site.store.pods["w1"] = pods
     site.server.delete("h100", ["gpunodes://w1"])
     site.settle({"w1": Phase.OFF})
@@ -523,8 +575,10 @@ def test_what_a_user_does_meanwhile_keeps_it_on(site: Site) -> None:
     in_service(site, "w1")
     note = {"gpunodes.dev/maintenance": '{"reason": "new disk", "by": "a@b"}'}
     site.store.objects["w1"]["metadata"]["annotations"] |= note  # after the server's last look
+    site.store.objects["w1"]["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
     site.server.delete("h100", ["gpunodes://w1"])
     site.until(lambda: "new disk" in site.store.states()["w1"].reason)
+    assert not site.store.objects["w1"]["spec"]["taints"]
     assert site.phases()["w1"] is Phase.ON
     assert site.machines.orders == [("w1", "on")]
 
@@ -639,8 +693,48 @@ def test_a_template_is_what_all_machines_of_a_pool_have_in_common(site: Site) ->
     in_service(site, "w1", gpus=4, labels={"rack": "r1", "app": "x"})
     in_service(site, "w2", gpus=8, labels={"rack": "r1"})
     found = site.server.template("h100")
-    assert found.labels == {"gpunodes.dev/pool": "h100", "rack": "r1"}
+    assert found.labels == {"gpunodes.dev/pool": "h100", "rack": "r1", **state.SYSTEM_LABELS}
     assert found.capacity[GPU] == "4"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"), [(None, None, "amd64"), ("arm64", "arm64", "arm64"), ("arm64", "amd64", None)]
+)
+def test_a_template_has_the_system_by_which_pods_select_nodes(
+    site: Site, first: str | None, second: str | None, wanted: str | None
+) -> None:
+    """Pods with such a nodeSelector started nothing, and DaemonSets with it were not counted."""
+    for name, text in (("w1", first), ("w2", second)):
+        if text:
+            in_service(site, name, labels={"kubernetes.io/arch": text, "kubernetes.io/os": "linux"})
+    found = site.server.template("h100").labels
+    assert found["kubernetes.io/os"] == "linux"
+    assert found.get("kubernetes.io/arch") == wanted
+    assert "kubernetes.io/hostname" not in found
+
+
+def test_a_kubelet_that_is_too_old_for_the_control_plane_gets_no_pods(site: Site) -> None:
+    site.store.api_server = "v1.40.0"
+    site.server.increase("t4", 1)
+    site.boots("w3", kubelet="v1.36.9-other")
+    looks(site)
+    assert site.store.seen_nodes()["w3"].is_starting
+    assert not site.store.proofs
+    found = site.store.states()["w3"]
+    assert found.error.startswith("its kubelet is v1.36.9, more than 3 minors older than the control plane, v1.40.0")
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.FAILED})
+    site.time += decisions.RETRY_S + 1
+    site.look()
+    assert site.server.size("t4").most == 0, "another boot would not change that"
+    site.store.api_server = "v1.39.2"
+    site.look()
+    assert site.server.size("t4").most == 1
+
+
+def test_the_version_of_a_kubelet_is_remembered(site: Site) -> None:
+    in_service(site, "w3", kubelet="v1.35.1")
+    assert site.store.states()["w3"].kubelet == "v1.35.1"
 
 
 def test_a_plan_of_an_earlier_release_has_no_machine_id() -> None:

@@ -23,6 +23,7 @@ from gpunodes.identity.model import reported
 from gpunodes.identity.values import macs
 from gpunodes.inventory import Inventory
 from gpunodes.operations import power
+from gpunodes.operations.autoscale import switched_on
 from gpunodes.repair.policy import Node
 
 from tests import redfish
@@ -197,6 +198,7 @@ def test_a_machine_that_contradicts_its_node_keeps_its_power(
     monkeypatch.setattr(power, "Cluster", lambda *_, **__: mock.Mock(nodes=lambda: nodes))
     fleet = serve({"UUID": UUID})
     monkeypatch.setattr(fleet, "session", mock.Mock())
+    monkeypatch.setattr(switched_on, "keep_off", lambda *_: None)
     machine = fleet.inventory.machines()[0]
     for action in (power.PowerAction.OFF, power.PowerAction.CYCLE):
         with pytest.raises(GpunodesError, match="its UUID differs"):

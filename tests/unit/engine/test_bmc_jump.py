@@ -215,7 +215,7 @@ def test_the_power_server_uses_the_key_of_its_secret(site: Site, tmp_path: Path)
     server = machines(site, tmp_path)
     settings.known_hosts().unlink()
     site.servers.login.unlink()
-    server.switch_on("w1", again=False)
+    server.switch_on("w1", lambda: None, again=False)
     assert server.state("w1") is PowerState.ON
     server.switch_off("w1", lambda: None, lambda: None)
     assert site.orders == ["On", "GracefulShutdown"]

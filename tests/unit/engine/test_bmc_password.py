@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.engine.cluster.errors import NoSession
 from gpunodes.engine.machine_control import MachineControl
 from gpunodes.engine.power import Access, PowerProblem, Trouble, kinds, passwords
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
+from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
 from gpunodes.operations import bmc_password
+from gpunodes.operations.autoscale.objects import Objects
 
 from tests import redfish
 
@@ -149,6 +152,57 @@ def test_the_bmc_is_compared_with_the_identity_that_the_machine_reports_now(
     with pytest.raises(PowerProblem, match="belongs to another machine"):
         bmc_password.rotate(fleet, machine, tmp_path / "new", named=True, report=lambda *_: None)
     assert service.accounts[f"{ACCOUNTS}/2"]["Password"] == OLD
+
+
+@pytest.mark.parametrize(
+    ("pools", "installed", "role", "told"),
+    [
+        ({}, False, Role.WORKER, False),
+        ({"h100": {"min": 0, "max": 2}}, False, Role.WORKER, True),
+        ({}, True, Role.WORKER, True),
+        ({}, None, Role.WORKER, False),
+        ({}, True, Role.CONTROL_PLANE, False),
+    ],
+)
+def test_the_autoscaler_has_the_old_password_until_it_is_told(
+    service: _Service,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    pools: Any,
+    installed: bool | None,
+    role: Role,
+    told: bool,
+) -> None:
+    """By the settings, or by its Deployment, if the cluster responds (not with None)."""
+    path = tmp_path / "hosts.yml"
+    variables = {"gpunodes_pools": pools}
+    groups = {"control_plane": {"hosts": {"cp-1": {}}}, "workers": {"hosts": {"gpu-1": {}}, "vars": variables}}
+    path.write_text(json.dumps(groups))
+
+    class Fleet:
+        cluster_name, inventory = "c", Inventory(path)
+
+        def scan(self, _: Any) -> None:
+            pass
+
+        def session(self) -> Any:
+            if installed is None:
+                raise NoSession("it does not respond")
+            return contextlib.nullcontext()
+
+        def machine_control(self, *_: Any, **__: Any) -> MachineControl:
+            return service.control()
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(bmc_password, "locked", lambda *_: contextlib.nullcontext(lambda: None))
+    monkeypatch.setattr(contextlib, "closing", lambda session: session)
+    monkeypatch.setattr(Objects, "is_installed", lambda _: installed)
+    lines: list[str] = []
+    fleet: Any = Fleet()
+    machine = Machine("gpu-1", "127.0.0.1", role)
+    bmc_password.rotate(fleet, machine, tmp_path / "new", named=True, report=lambda _, text: lines.append(text))
+    assert any("autoscale up" in line for line in lines) is told
+    assert service.accounts[f"{ACCOUNTS}/2"]["Password"] == (tmp_path / "new").read_text().strip()
 
 
 def test_a_refusal_that_quotes_the_password_is_shown_without_it(service: _Service) -> None:

@@ -39,6 +39,8 @@ class Cluster:
         self.without_gpus: set[str] = set()
         self.applied: list[str] = []
         self.stuck = False
+        self.crashing: set[str] = set()
+        self.restarts = 0
         self.object: dict[str, Any] | None = None
         self.revisions: dict[str, int] = {}
         self.pods: dict[str, str] = {}
@@ -104,15 +106,24 @@ class Cluster:
 
     def _pod(self, node: str, image: str) -> dict[str, Any]:
         good = image not in self.broken
+        if image in self.crashing:
+            self.restarts += 1
         return {
             "metadata": {
                 "name": f"plugin-{node}",
+                "uid": node + image,
                 "ownerReferences": [{"uid": "u"}],
                 "labels": {"controller-revision-hash": image},
             },
             "spec": {"nodeName": node, "containers": [{"image": image}]},
             "status": {
-                "containerStatuses": [{"state": {} if good else {"waiting": {"reason": "CrashLoopBackOff"}}}],
+                "containerStatuses": [
+                    {
+                        "name": "c",
+                        "restartCount": self.restarts if image in self.crashing else 3,
+                        "state": {} if good else {"waiting": {"reason": "CrashLoopBackOff"}},
+                    }
+                ],
                 "conditions": [{"type": "Ready", "status": str(good)}],
             },
         }
@@ -182,6 +193,14 @@ def test_an_update_whose_pods_do_not_run_is_put_back(cluster: Cluster) -> None:
     assert "the earlier objects were applied again, and they run again" in str(error.value)
     assert cluster.applied == ["p:2", "p:1"]
     assert cluster.pods == dict.fromkeys(cluster.nodes, "p:1")
+
+
+def test_an_update_whose_programs_end_again_and_again_is_put_back(cluster: Cluster) -> None:
+    """The kubelet starts them at once: whenever one looks they are ready."""
+    cluster.crashing = {"p:2"}
+    with pytest.raises(MachineProblem, match=r"plugin-n1: a container was started again.*they run again"):
+        addons.upgrade([daemon_set("p:2")], 60, check=False)
+    assert cluster.applied == ["p:2", "p:1"]
 
 
 def test_an_update_after_which_gpus_are_missing_is_put_back(cluster: Cluster) -> None:

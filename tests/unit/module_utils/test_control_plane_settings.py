@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
-from gpunodes.ansible.module_utils import certificate, containers, disk, etcd_snapshot, ledger, static_pod_files
+from gpunodes.ansible.module_utils import (
+    certificate,
+    containers,
+    disk,
+    etcd_snapshot,
+    kube_api,
+    ledger,
+    static_pod_files,
+)
 from gpunodes.ansible.module_utils.kubeadm import (
     api_certificate,
     command,
@@ -211,8 +219,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
     monkeypatch.setattr(static_pods, "AWAY", str(tmp_path / "away"))
     monkeypatch.setattr(static_pods, "_POLL_S", 0.001)
     monkeypatch.setattr(static_pods, "is_ready", made.ready)
-    monkeypatch.setattr(api_certificate, "is_ready", lambda _: made.ready("kube-apiserver"))
-    monkeypatch.setattr(api_certificate, "local_client", lambda *_: made)
+    monkeypatch.setattr(kube_api, "local_problem", lambda _: "" if made.ready("kube-apiserver") else "it starts")
+    monkeypatch.setattr(kube_api, "local", lambda *_: made)
     monkeypatch.setattr(api_certificate, "add_names", made.add_names)
     monkeypatch.setattr(certificate, "names_of_pem", lambda _: made.names)
     monkeypatch.setattr(command, "run", made.upload)

@@ -50,6 +50,8 @@ class Machine:
     stuck: bool = False
     broken: str = ""
     cut: str = ""
+    newest: str = NEW
+    """What the source offers of 590."""
 
     @property
     def module(self) -> Path:
@@ -89,7 +91,7 @@ class Machine:
         self.run(["apt-get", *arguments])
         folder = next((each.split("=", 1)[1] for each in arguments if "Archives=" in each), "")
         if "--simulate" in arguments:
-            lines = [f"Inst {name} [x] ({each} NVIDIA: [amd64])" for name, each in version_set(NEW).items()]
+            lines = [f"Inst {name} [x] ({each} NVIDIA: [amd64])" for name, each in version_set(self.newest).items()]
             gone = [name for name in version_set(OLD) if name not in version_set(NEW)]
             return CommandResult(arguments, 0, "\n".join([*lines, *(f"Remv {name} [x]" for name in gone)]), "")
         if "--download-only" in arguments:
@@ -115,7 +117,8 @@ class Machine:
         return {name: state for name, state in self.there.items() if transaction.belongs(name, patterns)}
 
     def available(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        found = {name: [*dict.fromkeys(s[name] for s in map(version_set, (NEW, OLD)) if name in s)] for name in names}
+        every = [version_set(version) for version in (self.newest, OLD)]
+        found = {name: [*dict.fromkeys(each[name] for each in every if name in each)] for name in names}
         return {name: versions for name, versions in found.items() if versions}
 
     def hold(self, names: Sequence[str], held: bool) -> None:
@@ -278,6 +281,44 @@ def test_a_driver_that_does_not_build_is_put_back(machine: Machine) -> None:
         upgrade.apply(SPEC)
     upgrade.undo(SPEC)
     assert is_old(machine)
+
+
+@pytest.mark.parametrize(("offered", "expected"), [("590.48.02", "590.48.02"), ("590.40.01", NEW), (NEW, NEW)])
+def test_a_newer_driver_of_the_source_is_fetched_after_a_failure(machine: Machine, offered: str, expected: str) -> None:
+    """The one that did not build is not tried for ever."""
+    upgrade.prepare(SPEC)
+    machine.broken = NEW
+    with pytest.raises(MachineProblem):
+        upgrade.apply(SPEC)
+    upgrade.undo(SPEC)
+    machine.broken, machine.newest = "", offered
+    assert bool(upgrade.prepare(SPEC).actions) is (expected != NEW)
+    assert sorted(path.name for path in Path(kept.FOLDER).iterdir()) == [OLD, expected]
+    assert upgrade.apply(SPEC).version == expected
+    upgrade.undo(SPEC)
+    assert is_old(machine)
+
+
+def test_a_newer_driver_of_the_source_does_not_disturb_an_interrupted_replacement(machine: Machine) -> None:
+    upgrade.prepare(SPEC)
+    machine.cut = "modprobe"
+    with pytest.raises(PowerCutError):
+        upgrade.apply(SPEC)
+    machine.cut, machine.newest = "", "590.48.02"
+    machine.there["nvidia-open"] = PackageState(f"{OLD}-1", held=True)
+    assert upgrade.prepare(SPEC).actions == []
+    upgrade.apply(SPEC)
+    assert is_new(machine)
+
+
+def test_another_old_driver_than_the_kept_one_is_kept(machine: Machine) -> None:
+    """It came by other means after the earlier attempt was undone: the way back leads to it."""
+    upgrade.prepare(SPEC)
+    for name, version in version_set("580.95.05").items():
+        machine.there[name] = PackageState(version, held=True)
+    machine.load()
+    assert upgrade.prepare(SPEC).actions
+    assert sorted(path.name for path in Path(kept.FOLDER).iterdir()) == ["580.95.05", NEW]
 
 
 def test_what_is_not_prepared_is_not_applied(machine: Machine) -> None:

@@ -496,3 +496,23 @@ def test_nothing_changes_on_a_machine_that_does_not_reach_the_endpoint(
 @pytest.mark.parametrize(("text", "value"), [("1970-01-01T00:01:00.5Z", 60), ("", 0), ("1970-13-01T00:00:00Z", 0)])
 def test_times_of_kubernetes(text: str, value: int) -> None:
     assert node_endpoint.seconds(text) == value
+
+
+@pytest.mark.parametrize(
+    ("files", "confined"),
+    [
+        ({"enforce": "1", "booleans/keepalived_connect_any": "0 0"}, True),
+        ({"enforce": "1", "booleans/keepalived_connect_any": "1 1"}, False),
+        ({"enforce": "0", "booleans/keepalived_connect_any": "0 0"}, False),
+        ({"enforce": "1"}, False),  # a policy without that rule
+        ({}, False),
+    ],
+)
+def test_selinux_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], confined: bool
+) -> None:
+    (tmp_path / "booleans").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(virtual_address, "_SELINUX", str(tmp_path))
+    assert virtual_address.is_confined() is confined

@@ -104,6 +104,7 @@ def running(monkeypatch: pytest.MonkeyPatch, *members: Member, working: set[int]
     monkeypatch.setattr(containers, "run", made.run)
     nodes(monkeypatch)
     monkeypatch.setattr(membership, "_POLL_S", 0)
+    monkeypatch.setattr(membership, "_STARTING_S", 0)
     return made
 
 
@@ -228,6 +229,37 @@ def test_a_member_of_another_node_is_not_removed(monkeypatch: pytest.MonkeyPatch
     assert made.left == [1, 2]
     membership.remove("10.0.0.2", "cp-2", check=False)
     assert made.left == [1]
+
+
+def test_a_member_that_works_is_not_removed_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence by SSH is no death: a firewall, a changed key, a machine with much work."""
+    made = running(monkeypatch, member(1), member(2), member(3))
+    for address in ("10.0.0.2", ""):
+        with pytest.raises(MachineProblem, match=r"etcd's member cp-2 \(10.0.0.2\) works: the machine runs"):
+            membership.remove(address, "", check=address != "", dead_name="cp-2")
+    assert made.left == [1, 2, 3]
+    made.working = {1, 3}
+    membership.remove("10.0.0.2", "cp-2", check=False, dead_name="cp-2")
+    assert made.left == [1, 3]
+
+
+@pytest.mark.parametrize("address", ["", "192.168.7.2"])
+def test_the_member_of_a_dead_machine_without_a_node_is_found_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """The inventory may have a DNS name, or an address of another network."""
+    made = running(monkeypatch, member(1), member(2), member(3), working={1, 3})
+    assert membership.remove(address or "10.0.0.9", "", check=False).actions == []
+    assert membership.remove(address, "", check=False, dead_name="cp-9").actions == []
+    assert membership.remove(address, "", check=False, dead_name="cp-2").actions == ["remove etcd member cp-2"]
+    assert made.left == [1, 3]
+    # The node's name is the member's, whatever the inventory calls the machine.
+    made.members, made.working = [member(1), member(2), member(3)], {1, 2}
+    nodes(monkeypatch, cp_3="10.0.0.3")
+    assert membership.remove(address, "cp-3", check=False, dead_name="rack-7").actions == ["remove etcd member cp-3"]
+    made.members, made.working = [member(1), member(2), member(3)], {1, 2}
+    with pytest.raises(MachineProblem, match="belongs to the node cp-3"):
+        membership.remove(address, "", check=False, dead_name="cp-3")
 
 
 def test_the_leadership_moves_before_the_leader_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,16 +412,37 @@ def test_ambiguous_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_member_among_others_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     running(monkeypatch, member(1))
-    membership.check_alone()
+    membership.check_alone(["cp-1"], required=True)
     running(monkeypatch, member(1), member(2, learner=True, started=False))
-    with pytest.raises(MachineProblem, match=r"belongs to a cluster of several \(cp-1, 10.0.0.2\).*`gpunodes remove`"):
-        membership.check_alone()
+    with pytest.raises(MachineProblem, match=r"a cluster that has others \(10.0.0.2\).*`gpunodes remove`"):
+        membership.check_alone(["cp-1"], required=True)
     running(monkeypatch, member(1), member(2), working={1})
     with pytest.raises(MachineProblem, match=r"may be a member of a cluster with others: .*--dead"):
-        membership.check_alone()
+        membership.check_alone(["cp-1"], required=True)
     monkeypatch.setattr(containers, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     with pytest.raises(MachineProblem, match=r"may be a member .*etcd does not run on this machine"):
-        membership.check_alone()
+        membership.check_alone(["cp-1"], required=True)
+
+
+def test_a_whole_cluster_is_reset_with_all_members_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inventory may know fewer control planes than the cluster has."""
+    running(monkeypatch, member(1), member(2), member(3))
+    with pytest.raises(MachineProblem, match=r"has others \(cp-2, cp-3\).*they must all be in the inventory"):
+        membership.check_alone(["cp-1", "10.0.0.1"], required=False)
+    with pytest.raises(MachineProblem, match=r"has others \(cp-3\)"):
+        membership.check_alone(["cp-1", "10.0.0.2"], required=False)
+    membership.check_alone(["cp-1", "cp-2", "10.0.0.3"], required=False)
+    # An etcd that is just starting is waited for.
+    made = running(monkeypatch, member(1), member(2), working={1})
+    monkeypatch.setattr(membership, "_STARTING_S", 60)
+    monkeypatch.setattr(time, "sleep", lambda _: made.working.add(2))
+    with pytest.raises(MachineProblem, match=r"has others \(cp-2\)"):
+        membership.check_alone(["cp-1"], required=False)
+    # One that does not work has no cluster to lose, and neither has one without a quorum.
+    running(monkeypatch, member(1), member(2), member(3), working={1, 2})
+    membership.check_alone(["cp-1", "cp-2"], required=False)
+    running(monkeypatch, member(1), member(2), working={1})
+    membership.check_alone(["cp-1"], required=False)
 
 
 def test_a_control_plane_that_a_restore_left_is_reset_when_the_restored_one_responds(
@@ -399,14 +452,14 @@ def test_a_control_plane_that_a_restore_left_is_reset_when_the_restored_one_resp
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(containers, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
     with pytest.raises(MachineProblem, match="may be a member"):
-        membership.check_alone(responds=True)
+        membership.check_alone(["cp-1"], required=True, responds=True)
     ledger.Ledger(etcd_restore={"snapshot": "0" * 64, "state": "stopped"}).save()
-    membership.check_alone(responds=True)
+    membership.check_alone(["cp-1"], required=True, responds=True)
     with pytest.raises(MachineProblem, match="may be a member"):
-        membership.check_alone(responds=False)
+        membership.check_alone(["cp-1"], required=True, responds=False)
     running(monkeypatch, member(1), member(2))
-    with pytest.raises(MachineProblem, match="belongs to a cluster of several"):
-        membership.check_alone(responds=True)
+    with pytest.raises(MachineProblem, match="has others"):
+        membership.check_alone(["cp-1"], required=True, responds=True)
 
 
 def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +476,7 @@ def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.
             pass
 
     monkeypatch.setattr(kubeconfig, "load", lambda _: CONFIG)
-    monkeypatch.setattr(membership, "Client", Api)
+    monkeypatch.setattr(kube_api, "Client", Api)
     made = running(monkeypatch, member(1), member(2))
     membership.wait_until_member("10.0.0.2", 0)
     # The kubeconfig leads to any of them: this machine's own API server counts.

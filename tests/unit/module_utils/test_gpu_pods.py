@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils.cluster.gpu_pods import uses_gpu
+from gpunodes.ansible.module_utils.cluster.gpu_pods import requested, uses_gpu
 
 
 def pod(status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
@@ -36,6 +36,7 @@ CLAIMED = pod(resourceClaims=[{"name": "gpu", "resourceClaimName": "one"}])
         limited(limits={"nvidia.com/mig-1g.5gb": "1"}),
         limited(limits={"nvidia.com/gpu.shared": "1"}),
         pod(initContainers=[{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]),
+        limited(limits={"deviceclass.resource.kubernetes.io/gpu.nvidia.com": "1"}),
         pod(runtimeClassName="nvidia"),
         pod(volumes=[{"hostPath": {"path": "/dev/nvidia0"}}]),
         CLAIMED,
@@ -57,6 +58,7 @@ def test_it_uses_a_gpu(found: dict[str, Any]) -> None:
         limited(limits={"nvidia.com/gpu": "0"}),
         limited(limits={"nvidia.com/gpu": "-1\x1b[2J"}, requests=None),
         limited(limits={"xnvidia.com/gpu": "1"}),
+        limited(limits={"deviceclass.resource.kubernetes.io/nic.example": "1"}),
         pod(runtimeClassName="nvidia\n"),
         pod(runtimeClassName="runc", volumes=[{"hostPath": {"path": "/dev"}}, {"emptyDir": {}}, {"hostPath": None}]),
         pod(containers=None, initContainers=None, volumes=None, resourceClaims=None),
@@ -89,3 +91,25 @@ def test_a_claim_counts_if_it_is_for_gpus_or_unknown(claims: Any, uses: bool) ->
     )
     assert uses_gpu(template, claims) is uses
     assert not uses_gpu(pod(), claims)
+
+
+def container(gpus: int, **more: str) -> dict[str, Any]:
+    return {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("before", "containers", "wanted"),
+    [
+        ([], [container(1), container(2)], 3),
+        # A sidecar runs beside the others, and another init container before them.
+        ([container(1, restartPolicy="Always")], [container(2)], 3),
+        ([container(4)], [container(1), container(2)], 4),
+        ([container(2)], [container(1), container(2)], 3),
+        ([container(1, restartPolicy="Always"), container(4)], [container(1)], 5),
+        ([container(4), container(1, restartPolicy="Always")], [container(1)], 4),
+    ],
+)
+def test_gpus_are_counted_as_the_scheduler_does(before: Any, containers: Any, wanted: int) -> None:
+    found = pod(initContainers=before, containers=containers)
+    assert requested(found) == {"nvidia.com/gpu": wanted}
+    assert not requested({**found, "status": {"phase": "Failed"}})

@@ -305,6 +305,15 @@ def test_gpus_in_use_are_proof_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all of nvidia.com/gpu: 2")
 
 
+def test_gpus_of_sidecars_are_in_use_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = pod("x", "Running")
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    busy["spec"]["initContainers"] = [{"name": "sidecar", "restartPolicy": "Always", **limits}]
+    assert levels(monkeypatch, Api(2, busy))[1] == ("pod", "skipped", "pods use all of nvidia.com/gpu: 2")
+    monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: Api(2, busy))  # type: ignore[attr-defined]  # imported there, not exported
+    assert gpu_cluster.pods_with_gpus("gpu-1") == ["lab/x"]
+
+
 def test_slices_and_shares_of_gpus_are_asked_for_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     mig = "nvidia.com/mig-1g.10gb"
     busy = pod("x", "Running", **{"nvidia.com/gpu": "1"})
@@ -342,9 +351,10 @@ def test_pods_that_have_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = {"nvidia.com/gpu": "1"}
     slices = {"nvidia.com/mig-3g.40gb": "1"}
     pods = (pod("idle", "Running", **gpu), pod("slice", "Pending", **slices), pod("ended", "Succeeded", **gpu))
-    api = Api(2, *pods, pod("cpu", "Running", cpu="1"))
+    claim = pod("claim", "Running", **{"deviceclass.resource.kubernetes.io/gpu.nvidia.com": "1"})
+    api = Api(2, *pods, claim, pod("cpu", "Running", cpu="1"))
     monkeypatch.setattr(gpu_cluster.kube_api, "admin", lambda: api)  # type: ignore[attr-defined]  # imported there, not exported
-    assert gpu_cluster.pods_with_gpus("gpu-1") == ["lab/idle", "lab/slice"]
+    assert gpu_cluster.pods_with_gpus("gpu-1") == ["lab/claim", "lab/idle", "lab/slice"]
 
 
 def test_the_cluster_tells_what_is_ours() -> None:

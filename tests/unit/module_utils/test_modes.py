@@ -475,7 +475,7 @@ def certificates_renewed(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(renewal, "_check_authorities", lambda _: None)
     machine.monkeypatch.setattr(renewal, "_has", lambda name: name == "kube-apiserver")
     machine.monkeypatch.setattr(renewal, "_older", lambda _: False)
-    machine.monkeypatch.setattr(renewal, "_check_served", lambda _: None)
+    machine.monkeypatch.setattr(renewal, "_check_served", lambda *_: None)
     machine.monkeypatch.setattr(renewal, "_run_kubeadm", lambda: ended.write_text(""))
     machine.monkeypatch.setattr(renewal, "_PKI", str(machine.root))
     machine.monkeypatch.setattr(static_pods, "restart", lambda name, *_: machine.commands.append(f"restart {name}"))
@@ -508,7 +508,7 @@ def etcd_stopped(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(static_pods, "AWAY", str(machine.root / "away"))
     machine.monkeypatch.setattr(containers, "ids", lambda *_: [])
     (machine.root / "etcd.yaml").write_text("")
-    return {"snapshot": "a" * 64, "ca_hash": "sha256:0"}
+    return {"snapshot": "a" * 64, "ca_hash": "sha256:0", "etcd_version": "3.6.8"}
 
 
 def etcd_restored(machine: Machine) -> dict[str, Any]:
@@ -518,6 +518,16 @@ def etcd_restored(machine: Machine) -> dict[str, Any]:
     machine.monkeypatch.setattr(static_pods, "is_ready", lambda _: True)
     machine.monkeypatch.setattr(etcd_restore, "_verify", lambda *_: None)
     return {"snapshot": "a" * 64, "revision": 7}
+
+
+def etcd_restore_aborted(machine: Machine) -> dict[str, Any]:
+    ledger.Ledger(etcd_restore={"snapshot": "a" * 64, "state": "stopped"}, manifests={"etcd": "away"}).save()
+    machine.monkeypatch.setattr(static_pod_files, "FOLDER", str(machine.root))
+    machine.monkeypatch.setattr(static_pods, "AWAY", str(machine.root / "away"))
+    machine.monkeypatch.setattr(etcd_snapshot, "DATA", str(machine.root))
+    machine.monkeypatch.setattr(containers, "ids", lambda *_: [])
+    (machine.root / "member").mkdir()
+    return {}
 
 
 def os_upgraded(machine: Machine) -> dict[str, Any]:
@@ -729,6 +739,10 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
         },
     ),
     "docker_images": (images_of_docker, {"images in Docker": ({}, {"ghcr.io/flannel:1": "present"})}),
+    "etcd_restore_aborted": (
+        etcd_restore_aborted,
+        {"etcd": ({"data": "stopped"}, {"data": "before the restore"})},
+    ),
     "etcd_restored": (
         etcd_restored,
         {"etcd": ({"data": "present"}, {"data": f"of the snapshot {'a' * 16}"})},
@@ -1019,6 +1033,7 @@ READING: dict[str, Prepare] = {
     "host_facts": host_facts,
     "kubelet_settings": read_kubelets,
     "nfs_unmounted": lambda _: {"shares": ["nas.example:/export/training"]},
+    "nfs_unused": lambda _: {},
     "os_pending": os_pending,
     "addon_pending": addon_pending,
     "runtime_pending": runtime_pending,

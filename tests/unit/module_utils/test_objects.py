@@ -23,6 +23,8 @@ class Api:
         self.kinds = {"ConfigMap": "configmaps", "ServiceAccount": "serviceaccounts"}
         self.objects: dict[str, dict[str, Any]] = {}
         self.deleted: list[str] = []
+        self.kept: dict[str, int] = {}
+        """How often an object is found after its deletion, as one with a finalizer."""
 
     def add(self, obj: dict[str, Any]) -> None:
         self.objects[f"{kube_api.SYSTEM}/{self.kinds[obj['kind']]}/{obj['metadata']['name']}"] = obj
@@ -36,10 +38,17 @@ class Api:
         return {"items": [{"metadata": e["metadata"]} for e in found if e["metadata"]["labels"].get(key) == value]}
 
     def find(self, path: str) -> Any:
+        name = path.rpartition("/")[2]
+        if name in self.deleted and self.kept.get(name):
+            self.kept[name] -= 1
+            if not self.kept[name]:
+                del self.objects[path]
         return self.objects.get(path)
 
     def delete(self, path: str) -> bool:
         self.deleted.append(path.rpartition("/")[2])
+        if self.deleted[-1] in self.kept:
+            return True
         return self.objects.pop(path, None) is not None
 
 
@@ -76,6 +85,19 @@ def test_all_are_deleted_the_last_kind_first(api: Api) -> None:
     assert {each.title for each in differences} == set(deleted)
     assert objects.delete(GIVEN, LABEL, False, keep=False) == ([], [])
     assert [each["metadata"]["name"] for each in api.objects.values()] == ["of-another"]
+
+
+def test_what_has_a_finalizer_is_waited_for(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim stays while a pod uses it: its server must not be taken away."""
+    monkeypatch.setattr(objects, "_POLL_S", 0.01)
+    api.kept = {"config": 3}
+    assert "ConfigMap config" in objects.delete(GIVEN, "", False, keep=False, limit_s=60)[0]
+    assert not [each for each in api.objects if each.endswith("/config")]
+    api.add(some("ConfigMap", "config"))
+    api.kept = {"config": 10_000}
+    assert "ConfigMap config" in objects.delete(GIVEN, "", True, keep=False, limit_s=60)[0]
+    with pytest.raises(MachineProblem, match=r"ConfigMap kube-system/config is being deleted.*-n kube-system`"):
+        objects.delete(GIVEN, "", False, keep=False, limit_s=0.05)
 
 
 @pytest.mark.parametrize(

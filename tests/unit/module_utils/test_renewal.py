@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import certificates, containers, kubeconfig, ledger, static_pod_files
+from gpunodes.ansible.module_utils import (
+    certificates,
+    containers,
+    etcdctl,
+    kube_api,
+    kubeconfig,
+    ledger,
+    static_pod_files,
+)
+from gpunodes.ansible.module_utils.kube_api import ApiError
 from gpunodes.ansible.module_utils.kubeadm import renewal, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -42,6 +51,8 @@ class ControlPlane:
         self.days = 365.0
         self.broken = ""
         self.count = 0
+        self.unready = 0
+        """So many requests get the response that the API server on this machine is not ready."""
         self.kill_at = 0
         self.steps = 0
 
@@ -84,6 +95,11 @@ class ControlPlane:
                 served = (self.kubernetes / file).read_bytes() if file else b""
                 self.started[name] = (f"{name}-{self.count}", time.time(), served)
 
+    def client(self, config: kubeconfig.Kubeconfig, patience_s: float) -> Any:
+        """The API client: that of 10.0.0.2, this machine, shows its state; the cluster's endpoint is always ready."""
+        assert patience_s == 0
+        return ApiClient(self, here=config.server == "https://10.0.0.2:6443")
+
     def ids(self, name: str, every: bool = False) -> list[str]:
         del every
         self.sync()
@@ -107,6 +123,20 @@ class ControlPlane:
         self.sync()
 
 
+class ApiClient:
+    def __init__(self, machine: ControlPlane, *, here: bool) -> None:
+        self.machine, self.here = machine, here
+
+    def get(self, path: str) -> None:
+        assert path == "/readyz"
+        if self.here and self.machine.unready:
+            self.machine.unready -= 1
+            raise ApiError(500, "poststarthook failed")
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
     made = ControlPlane(tmp_path)
@@ -119,7 +149,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
         shutil.copy(made.kubernetes / "pki/new", made.kubernetes / "pki" / name)
         (made.kubernetes / "pki" / f"{name[:-4]}.key").write_text("")
     for name in renewal.USES:
-        (made.manifests / f"{name}.yaml").write_text("")
+        (made.manifests / f"{name}.yaml").write_text("    - --advertise-address=10.0.0.2\n")
     made.days = 365
     for path in made.kubernetes.rglob("*"):
         os.utime(path, (now - 1000, now - 1000))
@@ -130,7 +160,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
     monkeypatch.setattr(static_pod_files, "FOLDER", str(made.manifests))
     monkeypatch.setattr(static_pods, "AWAY", str(made.kubernetes / "gpunodes-manifests"))
     monkeypatch.setattr(static_pods, "_POLL_S", 0.001)
-    monkeypatch.setattr(static_pods, "is_ready", lambda _: True)
+    monkeypatch.setattr(renewal, "_POLL_S", 0.001)
+    monkeypatch.setattr(static_pods, "_healthy", lambda _: True)
+    monkeypatch.setattr(etcdctl, "must", lambda _: "")
+    monkeypatch.setattr(kube_api, "Client", made.client)
     monkeypatch.setattr(os, "replace", made.replace)
     monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
     monkeypatch.setattr(containers, "ids", made.ids)
@@ -237,8 +270,33 @@ def test_an_old_certificate_that_is_still_served_is_a_problem(
     machine: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renewal, "_handshake", lambda _: b"old")
-    with pytest.raises(MachineProblem, match="serves another certificate on port 2379"):
+    with pytest.raises(MachineProblem, match=r"etcd does not serve the certificate .*/server.crt on port 2379"):
         renew(machine)
+
+
+def test_the_api_server_of_this_machine_must_be_ready_not_that_behind_the_endpoint(machine: ControlPlane) -> None:
+    machine.unready = 1_000_000
+    with pytest.raises(MachineProblem, match="kube-apiserver is not ready after its restart"):
+        renew(machine)
+    machine.unready = 3
+    renew(machine)
+    assert machine.unready == 0
+    assert fresh(machine)
+
+
+def test_an_api_server_that_an_earlier_run_left_starting_must_get_ready(machine: ControlPlane) -> None:
+    renew(machine)
+    machine.unready = 1_000_000
+    with pytest.raises(MachineProblem, match="kube-apiserver is not ready on port 6443"):
+        renew(machine)
+
+
+def test_a_first_handshake_that_fails_is_no_verdict(machine: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine one connection may take longer than its limit."""
+    handshake, slow = renewal._handshake, iter([None, None])
+    monkeypatch.setattr(renewal, "_handshake", lambda port: next(slow, handshake(port)))
+    renew(machine)
+    assert fresh(machine)
 
 
 def test_an_authority_that_has_ended_is_never_renewed(machine: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +339,7 @@ def test_a_newer_manifest_is_not_replaced(machine: ControlPlane) -> None:
     Path(static_pods.AWAY).mkdir()
     (Path(static_pods.AWAY) / "etcd.yaml").write_text("old")
     static_pods.heal(found := ledger.Ledger(manifests={"etcd": "x"}))
-    assert (machine.manifests / "etcd.yaml").read_text() == ""
+    assert (machine.manifests / "etcd.yaml").read_text() != "old"
     assert found.manifests == {}
     assert not list(Path(static_pods.AWAY).iterdir())
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import kube_api, ledger, nfs_mounts, shared_folders
+from gpunodes.ansible.module_utils import kube_api, ledger, nfs_clients, nfs_mounts, shared_folders
 from gpunodes.ansible.module_utils.cluster import storage
 from gpunodes.ansible.module_utils.problem import MachineProblem
 
@@ -17,6 +18,7 @@ proc /proc proc rw 0 0
 10.0.0.5:/srv/training /var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/gpunodes-training.default nfs4 rw,vers=4.2 0 0
 10.0.0.5:/srv/training/sub /mnt/sub nfs4 rw 0 0
 10.0.0.5:/srv/training2 /mnt/other nfs4 rw 0 0
+nas-1.example:/srv/scratch /mnt/named nfs4 rw,clientaddr=10.0.0.7,local_lock=none,addr=10.0.0.5 0 0
 /dev/vda1 /srv/training ext4 rw 0 0
 """
 
@@ -79,7 +81,7 @@ def test_a_link_in_the_place_of_a_new_shared_folder_changes_nothing(
     make = os.mkdir
 
     def replaced(path: str, mode: int = 0o777) -> None:
-        if path == str(folder):
+        if path.startswith(str(folder)):
             Path(path).symlink_to(victim)
         else:
             make(path, mode)
@@ -90,16 +92,98 @@ def test_a_link_in_the_place_of_a_new_shared_folder_changes_nothing(
     assert stat.S_IMODE(victim.stat().st_mode) == 0o755
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_run_that_is_killed_before_a_folder_has_its_mode_leaves_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """The next one kept the folder, as root's and closed: users of pods could not write."""
+    folder = tmp_path / "srv/share"
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_folders, "_open_to_all", killed)
+        with pytest.raises(KeyboardInterrupt):
+            shared_folders.create([str(folder)], check=False)
+    assert (tmp_path / "srv").exists()
+    if goes_on:
+        shared_folders.create([str(folder)], check=False)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+        assert [each.name for each in folder.parent.iterdir()] == ["share"]
+    shared_folders.remove(check=False)
+    assert not (tmp_path / "srv").exists()
+
+
 def test_mounts_of_a_share_and_of_folders_in_it_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = nfs_mounts.mounted(MOUNTS, ["10.0.0.5:/srv/training"])
     assert [source for source, _ in found] == ["10.0.0.5:/srv/training", "10.0.0.5:/srv/training/sub"]
     assert nfs_mounts.mounted(MOUNTS, ["10.0.0.6:/srv/training"]) == []
-    assert len(nfs_mounts.mounted(MOUNTS, ["10.0.0.5:/"])) == 3
+    assert len(nfs_mounts.mounted(MOUNTS, ["10.0.0.5:/"])) == 4
+    for share in ("10.0.0.5:/srv/scratch", "nas-1.example:/srv/scratch"):
+        assert [source for source, _ in nfs_mounts.mounted(MOUNTS, [share])] == ["nas-1.example:/srv/scratch"]
+    assert nfs_mounts.mounted(MOUNTS, ["10.0.0.7:/srv/scratch"]) == [], "the address of the client"
     (tmp_path / "mounts").write_text(MOUNTS)
     monkeypatch.setattr(nfs_mounts, "MOUNTS", str(tmp_path / "mounts"))
     with pytest.raises(MachineProblem, match=r"10\.0\.0\.5:/srv/training is mounted on /var/lib/kubelet.* and 1 more"):
         nfs_mounts.check_unmounted(["10.0.0.5:/srv/training"], 0)
     nfs_mounts.check_unmounted(["10.0.0.5:/srv/nothing"], 0)
+
+
+@pytest.fixture
+def nfsd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernel's clients of NFS 4, and a port that is served here."""
+    monkeypatch.setattr(nfs_clients, "NFSD", str(tmp_path / "clients"))
+    monkeypatch.setattr(nfs_clients, "PORT", 0)
+    return tmp_path / "clients"
+
+
+def client(nfsd: Path, number: int, address: str, status: str) -> None:
+    (nfsd / str(number)).mkdir(parents=True)
+    lines = ["clientid: 0x4f0b7e2c", f'address: "{address}"', status, 'name: "Linux NFSv4.2 w1"', "minor version: 2"]
+    (nfsd / str(number) / "info").write_text("\n".join(each for each in lines if each) + "\n")
+
+
+def test_clients_of_nfs_4_count_until_their_lease_ends(nfsd: Path) -> None:
+    assert nfs_clients.clients() == []
+    nfs_clients.check_unused(0)
+    client(nfsd, 3, "10.0.0.7:812", "status: confirmed")
+    client(nfsd, 4, "10.0.0.8:812", "status: courtesy")
+    client(nfsd, 5, "[fd00::9]:812", "")
+    client(nfsd, 6, "{{ x }}:812", "status: confirmed")
+    assert nfs_clients.clients() == ["10.0.0.7", "fd00::9"]
+    with pytest.raises(MachineProblem, match=r"10\.0\.0\.7, fd00::9 use the NFS server of this machine"):
+        nfs_clients.check_unused(0)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+@pytest.mark.usefixtures("nfsd")
+def test_whoever_is_connected_uses_the_server(monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily) -> None:
+    """Also one outside the cluster, and one that NFS 3 leaves without state. The kernel's own tables."""
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=family is socket.AF_INET6) as server:
+        monkeypatch.setattr(nfs_clients, "PORT", server.getsockname()[1])
+        assert nfs_clients.clients() == []
+        with socket.create_connection(("127.0.0.1", nfs_clients.PORT)):
+            accepted = server.accept()[0]
+            assert nfs_clients.clients() == ["127.0.0.1"]
+            with pytest.raises(MachineProblem, match=r"127\.0\.0\.1 uses the NFS server"):
+                nfs_clients.check_unused(0)
+        accepted.close()
+        nfs_clients.check_unused(5)
+
+
+@pytest.mark.parametrize(
+    ("packages", "active", "removed"),
+    [(["nfs-kernel-server"], False, True), ([], False, True), ([], True, False), ([], None, False)],
+)
+def test_a_server_that_was_there_before_is_not_looked_at(
+    packages: list[str], active: bool | None, removed: bool
+) -> None:
+    found = ledger.Ledger(packages=packages)
+    if active is not None:
+        found.note_service("nfs-server", {"active": active, "enabled": active})
+    found.save(ledger.path_of("nfs_server"))
+    assert nfs_clients.is_removed() is removed
 
 
 def node(name: str, *, ready: bool = True, control: bool = False, cordoned: bool = False) -> dict[str, Any]:

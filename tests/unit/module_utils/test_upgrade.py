@@ -6,15 +6,25 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import containers, facts, kube_api, ledger, packages, upgrade_facts, upgrade_fetch
+from gpunodes.ansible.module_utils import (
+    containers,
+    facts,
+    kube_api,
+    ledger,
+    packages,
+    process,
+    upgrade_facts,
+    upgrade_fetch,
+)
 from gpunodes.ansible.module_utils.cluster import upgraded
 from gpunodes.ansible.module_utils.host import images, installation, services
 from gpunodes.ansible.module_utils.host.converge import converge
 from gpunodes.ansible.module_utils.host.spec import Service, Spec
-from gpunodes.ansible.module_utils.kubeadm import command, upgrade, versions
+from gpunodes.ansible.module_utils.kubeadm import command, compared, upgrade, versions
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -220,6 +230,55 @@ def test_versions_in_manifests_and_configurations(tmp_path: Path, monkeypatch: p
     assert upgrade_facts.configured_gates({"data": {"ClusterConfiguration": text}}) == {"A": True}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: x\nfeatureGates:  # of 2024\n  # an old one\n\n  A: true # C: true\n  B:  False\nx:\n  C: true\n",
+        'featureGates: {A: true, "B": no}\nother: {C: true}\n',
+        "featureGates: {\n  A: true,\n  'B': off\n}\nC: true\n",
+        '{"kind": "KubeletConfiguration", "featureGates": {"A": true, "B": false, "C": "x", "$(id)": true}}\n',
+        '"featureGates":\n\t"A": on\n\t"B": FALSE\n',
+    ],
+)
+def test_feature_gates_in_files_that_people_write(text: str) -> None:
+    assert upgrade_facts.kubelet_gates(text) == {"A": True, "B": False}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "[]", '{"featureGates": 7}', "featureGates:", "# featureGates:\n  A: true"]
+)
+def test_files_without_feature_gates(text: str) -> None:
+    assert upgrade_facts.kubelet_gates(text) == {}
+
+
+def test_the_gates_of_a_kubelet_are_those_that_it_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in its --config-dir may have gates that the next minor removes: then the new kubelet does not start."""
+    kubelet, folder = tmp_path / "kubelet", tmp_path / "conf.d"
+    kubelet.mkdir()
+    (folder / "more").mkdir(parents=True)
+    (kubelet / "config.yaml").write_text("featureGates:\n  A: true\n  B: true\n")
+    (folder / "20-ours.conf").write_text("featureGates:\n  B: false\n  C: true\n")
+    (folder / "more/30.conf").write_text('{"featureGates": {"D": true}}')
+    (folder / "40.yaml").write_text("featureGates:\n  E: true\n")
+    # That of gpunodes is written anew before the kubelet starts.
+    (folder / "10-feature-gates.conf").write_text('{"featureGates": {"F": true}}')
+    own = {str(folder / "10-feature-gates.conf"): ledger.OldFile(None)}
+    unit = (
+        "# /etc/systemd/system/kubelet.service\n# --config-dir=/nowhere\n[Service]\n"
+        f'Environment="KUBELET_CONFIG_ARGS=--config=x --config-dir={folder}"\n'
+        "ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS --feature-gates=G=true\n"
+    )
+    monkeypatch.setattr(upgrade_facts, "_KUBELET", str(kubelet))
+    monkeypatch.setattr(upgrade_facts, "_ENVIRONMENTS", ())
+    monkeypatch.setattr(process, "run", lambda argv, *_: CommandResult(argv, 0, unit, ""))
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger/ledger.json"))
+    ledger.Ledger(files=own).save()
+    monkeypatch.setattr(versions, "program", lambda _: "1.36.3")
+    found = upgrade_facts.read(upgrade_facts.Sources(), False, {}, {})
+    assert found["kubelet_gates"] == {"A": True, "B": False, "C": True, "D": True, "G": True}
+    assert found["kubelet_arguments"] == ["config", "config-dir", "feature-gates"]
+
+
 def test_deprecated_apis_and_nothing_else_of_the_metrics() -> None:
     name = "apiserver_requested_deprecated_apis"
     metrics = (
@@ -233,6 +292,22 @@ def test_deprecated_apis_and_nothing_else_of_the_metrics() -> None:
     assert upgrade_facts.deprecated(metrics) == [
         {"api": "flowcontrol.apiserver.k8s.io/v1beta3 flowschemas", "removed": "1.37"}
     ]
+
+
+def test_every_control_plane_reads_its_own_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metric belongs to a process: another server does not know what this one was asked."""
+    text = 'apiserver_requested_deprecated_apis{group="a",removed_release="1.37",resource="b",version="v1"} 1\n'
+    monkeypatch.setattr(compared, "own_client", lambda _: SimpleNamespace(get=lambda _: {"message": text}))
+    monkeypatch.setattr(compared, "is_control_plane", lambda: False)
+    assert upgrade_facts._requested() == {"deprecated": [], "metrics_unread": ""}
+    monkeypatch.setattr(compared, "is_control_plane", lambda: True)
+    assert upgrade_facts._requested()["deprecated"] == [{"api": "a/v1 b", "removed": "1.37"}]
+
+    def refused(_: float) -> Any:
+        raise MachineProblem("it does not respond")
+
+    monkeypatch.setattr(compared, "own_client", refused)
+    assert upgrade_facts._requested() == {"deprecated": [], "metrics_unread": "it does not respond"}
 
 
 def test_versions_in_package_sources() -> None:
@@ -429,3 +504,13 @@ def test_a_node_is_verified(api: Api, words: str, monkeypatch: pytest.MonkeyPatc
         return
     with pytest.raises(MachineProblem, match=words):
         upgraded.wait("cp-1", "1.36.3", "1.36.3", 0.02)
+
+
+def test_a_node_that_returns_is_verified_without_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails on its own would keep the node from its owner for ever."""
+    monkeypatch.setattr(upgraded, "_POLL_S", 0.001)
+    monkeypatch.setattr(kube_api, "admin", lambda: Api("1.36.3", failing="kube-system"))
+    upgraded.wait("cp-1", "1.36.3", "", 5, daemons=False)
+    monkeypatch.setattr(kube_api, "admin", lambda: Api("1.35.4"))
+    with pytest.raises(MachineProblem, match=r"its kubelet is v1.35.4"):
+        upgraded.wait("cp-1", "1.36.3", "", 0.02, daemons=False)

@@ -200,6 +200,20 @@ def test_an_optional_add_on_comes_and_goes(
     ]
 
 
+def test_a_daemon_set_without_a_node_is_not_said_to_run(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"objects": [], "idle": ["dcgm-exporter"]}
+    Cluster(monkeypatch, found, found, found)
+    assert call(monkeypatch, inventory, "verify", "dcgm-exporter") == ExitCode.DONE
+    said = "dcgm-exporter: no node is there for its DaemonSet dcgm-exporter"
+    assert capsys.readouterr().out == f"{said}\n"
+    assert call(monkeypatch, inventory, "up", "dcgm-exporter") == ExitCode.DONE
+    assert capsys.readouterr().out == f"{said}; 0 objects changed\n"
+    assert call(monkeypatch, inventory, "verify", "dcgm-exporter", "--json") == ExitCode.DONE
+    assert json.loads(capsys.readouterr().out)["idle"] == ["dcgm-exporter"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -236,6 +250,18 @@ def test_a_manifest_is_read_on_the_controller(tmp_path: Path) -> None:
             addons.objects_of(kueue, path)
 
 
+def test_a_file_of_another_add_on_reaches_no_machine(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be listed, verified and removed as kueue, with the version of the table."""
+    path = inventory.path.parent / "manifests.yaml"
+    path.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\n")
+    cluster = Cluster(monkeypatch)
+    assert call(monkeypatch, inventory, "up", "kueue", "--manifest", str(path)) == ExitCode.WRONG_INPUT
+    assert "the file has no Deployment kueue-controller-manager in kueue-system" in capsys.readouterr().err
+    assert not cluster.plays
+
+
 def test_the_list_of_optional_add_ons(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +282,7 @@ def test_a_hostile_report_of_optional_add_ons_is_refused(
         Cluster(monkeypatch, bad)
         with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
             addons.listed(inventory)
-    Cluster(monkeypatch, {"objects": attack})
-    with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
-        addons.down(InventoryFleet(inventory), inventory, chosen("local-path"), lambda *_: None)
+    for key in ("objects", "idle"):
+        Cluster(monkeypatch, {key: attack})
+        with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
+            addons.down(InventoryFleet(inventory), inventory, chosen("local-path"), lambda *_: None)

@@ -116,6 +116,9 @@ class Objects(MemoryStore):
     def delete_states(self) -> None:
         self.texts = {}
 
+    def delete_kept_off(self) -> None:
+        self.off = {}
+
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Objects:
@@ -202,6 +205,54 @@ def test_a_machine_that_is_off_keeps_its_place_and_what_was_seen_of_it(place: Ob
     assert place.document["machines"]["w2"]["capacity"]["nvidia.com/gpu"] == "2"
 
 
+@pytest.mark.parametrize("phase", [Phase.ON, Phase.OFF])
+def test_another_controller_keeps_what_the_cluster_knows_of_machines(
+    place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, phase: Phase
+) -> None:
+    """It has recorded no identities; the plan got empty ones, and then no BMC was verified as a machine's own."""
+    cluster = Inventory(Path("hosts.yml")).cluster
+    ids = {"product_uuid": uuid("w2"), "machine_id": machine_id("w2"), "macs": ["52:54:00:00:00:02"]}
+    identities.remember(cluster, {"w2": {"hostname": "w2", **ids}})
+    run("up", "--yes")
+    place.texts["w2"] = MachineState(phase, 1.0).text()
+    if phase is Phase.OFF:
+        del place.objects["w2"]
+    before = place.document["machines"]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.DONE, err
+    assert place.document["machines"] == before
+    place.objects = {name: node_object(name) for name in ("w1", "w2")}
+    place.document = None
+    run("up", "--yes")
+    assert place.document["machines"]["w2"]["identity"]["uuid"] == uuid("w2"), "of its node"
+
+
+def test_a_machine_of_which_nobody_knows_the_hardware_is_refused(
+    place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run("up", "--yes")
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0).text()
+    del place.objects["w2"]
+    place.document = None
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.WRONG_INPUT
+    assert "w2 of a pool that scales: its hardware is unknown" in err
+
+
+@pytest.mark.usefixtures("place")
+def test_two_pools_with_one_deployment_are_refused(run: Run) -> None:
+    text = INVENTORY.replace("w2: {ansible_host: 127.0.0.3}}}", "}}\nH100: {hosts: {w2: {ansible_host: 127.0.0.3}}}")
+    text = text.replace("children: {h100: }", "children: {h100: , H100: }")
+    for spare, wanted in ((1, ExitCode.WRONG_INPUT), (0, ExitCode.DONE)):
+        pools = f"{{h100: {{max: 2, spare: 1}}, H100: {{max: 1, spare: {spare}}}}}"
+        Path("hosts.yml").write_text(text.replace("{h100: {max: 2, spare: 1}}", pools))
+        code, _, err = run("up", "--yes")
+        assert code == wanted, err
+        assert ("the pools H100 and h100 of gpunodes_pools have spare machines" in err) == (spare > 0)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [
@@ -218,7 +269,16 @@ def test_a_machine_that_is_off_keeps_its_place_and_what_was_seen_of_it(place: Ob
             "x: y",
             "no image of the power server at gpunodes-image-",
         ),
-        ("127.0.0.3}", "127.0.0.3}, w9: {ansible_host: 127.0.0.9}", "w9 of a pool that scales: it has not joined"),
+        (
+            "127.0.0.3}",
+            "127.0.0.3}, w9: {ansible_host: 127.0.0.9}",
+            "w9 of a pool that scales: no node is",
+        ),
+        (
+            "spare: 1}}",
+            "spare: 1}}\n    gpunodes_node_taints: \"{{ [{'key': 'a'}, 3] }}\"",
+            "w1 of a pool that scales: gpunodes_node_taints is no list of taints",
+        ),
         ("{max: 2, spare: 1}", "{max: 2, min: 3}", "min"),
     ],
 )
@@ -231,6 +291,38 @@ def test_what_cannot_work_is_one_sentence_and_changes_nothing(
     assert code == ExitCode.WRONG_INPUT, err
     assert wanted in err
     assert (place.document, place.runs, place.registered) == (None, [], [])
+
+
+def test_a_machine_that_someone_switched_off_is_not_counted_as_on(place: Objects, run: Run) -> None:
+    """Its node stays."""
+    scales(place, run, Phase.BY_HAND, ready=False)
+    code, out, _ = run("status", "--json")
+    assert code == ExitCode.DONE
+    assert json.loads(out)["pools"]["h100"]["on"] == 1
+
+
+def test_a_machine_that_is_on_with_an_error_is_no_success(place: Objects, run: Run) -> None:
+    scales(place, run)
+    place.texts["w2"] = MachineState(Phase.ON, 1.0, "switched on by someone else", "a pod fails").text()
+    code, out, _ = run("status", "--json")
+    assert code == ExitCode.PARTLY
+    assert [each["reason"] for each in json.loads(out)["machines"]] == ["", "a pod fails"]
+
+
+def test_machines_that_are_off_and_missed_an_upgrade_are_named(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.OFF, gone=True)
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0, kubelet="v1.34.1").text()
+    found = json.loads(run("status", "--json")[1])
+    wanted = "kubelets are older than the API server (1.36.3): w2; `gpunodes upgrade 1.36.3` upgrades them with --wake"
+    assert found["behind"] == wanted
+    assert wanted in run("status")[1]
+    assert [each["unusable"] for each in found["machines"]] == ["", ""]
+    place.texts["w2"] = MachineState(Phase.OFF, 1.0, kubelet="v1.32.9").text()
+    found = json.loads(run("status", "--json")[1])
+    assert found["machines"][1]["unusable"] == (
+        "its kubelet is v1.32.9, more than 3 minors older than the control plane, v1.36.3: "
+        "`gpunodes power w2 on --wait`, then `gpunodes upgrade`"
+    )
 
 
 def test_an_autoscaler_that_is_not_there(place: Objects, run: Run) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from gpunodes import clusters
 from gpunodes.ansible.module_utils import containers, etcd_backup, etcd_snapshot, etcdctl, kubeconfig, static_pod_files
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
@@ -105,6 +106,36 @@ def test_a_backup_is_a_private_file_that_can_be_read(
 def test_the_first_control_plane_that_responds_is_used(inventory: Inventory, machines: dict[str, str]) -> None:
     machines["control-2"] = sent()
     assert run(inventory).machine == "control-2"
+
+
+def test_a_control_plane_of_another_cluster_makes_no_backup(
+    inventory: Inventory, machines: dict[str, str], tmp_path: Path
+) -> None:
+    """Under this cluster's name it would replace good backups, night after night."""
+    other = {"about": {**ABOUT, "ca_hash": f"sha256:{'1' * 64}"}}
+    machines["control-2"] = sent()
+    assert run(inventory, "first.tar").machine == "control-2"
+    machines["control-1"] = sent(head=other)
+    assert run(inventory, "second.tar").machine == "control-2"
+    machines["control-2"] = sent(head=other)
+    with pytest.raises(GpunodesError, match="control-1 belongs to another cluster"):
+        run(inventory, "third.tar")
+    assert left(tmp_path) == ["first.tar", "second.tar"]
+    # The cluster was created anew, and another command has found that.
+    clusters.remember_ca(inventory.cluster, f"sha256:{'1' * 64}")
+    assert run(inventory, "fourth.tar").machine == "control-1"
+
+
+def test_a_single_control_plane_may_have_been_created_anew(
+    tmp_path: Path, machines: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "one.yml").write_text("control_plane: {hosts: {control-1: {}}}\n")
+    inventory = Inventory(tmp_path / "one.yml")
+    machines["control-1"] = sent()
+    run(inventory, str(tmp_path / "old.tar"))
+    machines["control-1"] = sent(head={"about": {**ABOUT, "ca_hash": f"sha256:{'1' * 64}"}})
+    assert run(inventory, str(tmp_path / "new.tar")).machine == "control-1"
 
 
 def test_an_error_of_the_only_machine_is_the_error(inventory: Inventory, machines: dict[str, str]) -> None:

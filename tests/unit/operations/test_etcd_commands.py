@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -14,6 +15,8 @@ from click.testing import CliRunner, Result
 from gpunodes.cli import common, root, status
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.identity import matcher
+from gpunodes.identity.model import NodeIdentity
 from gpunodes.inventory import Inventory
 from gpunodes.model import MachineResult, Outcome, Role, RunResult
 from gpunodes.operations import kubeconfig, nodes, preflight
@@ -102,9 +105,11 @@ def test_a_confirmed_restore_sends_the_snapshot(inventory: Inventory, machine: l
     done = run(inventory, "etcd", "restore", "b.tar", "--yes")
     assert done.return_value == ExitCode.DONE, done.exception
     assert Path("received").read_bytes() == snapshot()
-    assert json.loads(machine[1]) == {"size": len(snapshot()), "sha256": SHA, "ca_hash": ABOUT["ca_hash"]}
+    options = {"size": len(snapshot()), "sha256": SHA, "ca_hash": ABOUT["ca_hash"], "etcd": "3.6.8"}
+    assert json.loads(machine[1]) == options
     assert carried[0].variables["etcd_restored_snapshot"] == SHA
     assert carried[0].variables["etcd_restored_revision"] == 7
+    assert carried[0].variables["etcd_stopped_version"] == "3.6.8"
 
 
 def test_a_dry_run_sends_nothing(inventory: Inventory, machine: list[str], carried: list[Any]) -> None:
@@ -176,6 +181,84 @@ def test_control_planes_that_do_not_respond_stop_a_restore_before_anything(
     assert "take them out of the inventory, and run the same command again" in error.problem.remedy
     assert carried == []
     assert len(machine) == 1, "nothing was sent"
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_control_plane_that_the_inventory_does_not_know_stops_a_restore(
+    inventory: Inventory, machine: list[str], carried: list[Any], monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    """An old copy of the inventory: the others would go on with the cluster's old state."""
+    listed = [
+        {"name": "cp-1", "role": "control_plane", "ready": True},
+        {"name": "cp-2", "role": "control_plane", "ready": ready},
+        {"name": "w-1", "role": "worker", "ready": True},
+    ]
+    seen = preflight.Inspection((), "control-1", {"nodes": listed}, None, "", False, Path())
+    matched = {"control-1": matcher.Match(NodeIdentity("cp-1"), "boot id")}
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, matched))
+    done = run(inventory, "etcd", "restore", "b.tar", "--yes")
+    if ready:
+        assert isinstance(done.exception, GpunodesError)
+        assert "control planes that are not in the inventory: cp-2" in done.exception.problem.found
+        assert carried == []
+        assert len(machine) == 1, "nothing was sent"
+    else:
+        # Only its kubelet may have stopped.
+        assert "warning: the control plane cp-2 is not in the inventory" in done.stderr
+        assert done.return_value == ExitCode.DONE
+
+
+@pytest.mark.usefixtures("machine", "carried")
+def test_a_restore_goes_on_whatever_the_snapshot_says_of_nodes(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restored API server has the nodes of control planes that are gone, ready as they were."""
+    listed = [{"name": "cp-2", "role": "control_plane", "ready": True}]
+    seen = dataclasses.replace(restores(control_1="unfinished"), cluster={"nodes": listed})
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, {}))
+    done = run(inventory, "etcd", "restore", "b.tar", "--yes")
+    assert done.return_value == ExitCode.DONE
+    assert "warning: the control plane cp-2 is not in the inventory" in done.stderr
+
+
+def restores(**states: str) -> preflight.Inspection:
+    """What control planes report of restores of etcd."""
+    read = [
+        MachineFacts(name.replace("_", "-"), Role.CONTROL_PLANE, {"kubernetes": {"restore": state}})
+        for name, state in states.items()
+    ]
+    return preflight.Inspection(read, "control-1", None, None, "", False, Path())
+
+
+@pytest.mark.parametrize(
+    ("states", "refusal"),
+    [
+        ({"control_1": "unfinished"}, ""),
+        # The stop has failed on one: it runs with the old data.
+        ({"control_1": "", "control_2": "unfinished"}, ""),
+        # An abort that was interrupted; the first one had been restored once before.
+        ({"control_1": "done", "control_2": "aborted"}, ""),
+        ({"control_1": "unfinished", "control_2": "aborted"}, ""),
+        ({"control_1": "done", "control_2": "unfinished"}, "a restore has ended on control-1"),
+        ({"control_1": "done", "control_2": ""}, "no restore of etcd is unfinished"),
+        ({"control_1": ""}, "no restore of etcd is unfinished"),
+    ],
+)
+def test_an_abort_never_makes_a_second_cluster(
+    inventory: Inventory, carried: list[Any], monkeypatch: pytest.MonkeyPatch, states: dict[str, str], refusal: str
+) -> None:
+    """With the old data, what the restored control plane left stopped would be a quorum of the old cluster."""
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(restores(**states), {}))
+    done = run(inventory, "etcd", "restore", "--abort", "--yes")
+    assert (done.return_value == ExitCode.DONE) is not bool(refusal)
+    if refusal:
+        assert refusal in str(done.exception)
+    assert len(carried) == (0 if refusal else 1)
+
+
+@pytest.mark.parametrize("words", [[], ["b.tar", "--abort"], ["--abort", "--identity", "b.tar"]])
+def test_a_restore_has_a_file_and_an_abort_has_none(inventory: Inventory, words: list[str]) -> None:
+    assert isinstance(run(inventory, "etcd", "restore", *words, "--yes").exception, WrongInput)
 
 
 def test_the_other_control_planes_are_named(tmp_path: Path) -> None:

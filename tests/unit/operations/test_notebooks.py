@@ -86,6 +86,12 @@ def pod(**status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "jupyter-notebook-1"}, "spec": {"nodeName": "gpu-1"}, "status": status}
 
 
+def refused(name: str = "refused", reason: str = "UnexpectedAdmissionError") -> dict[str, Any]:
+    """A pod that its kubelet did not start, or evicted: it stays beside the one that replaced it."""
+    message = "Allocate failed due to no healthy devices present"
+    return {**pod(phase="Failed", reason=reason, message=message), "metadata": {"name": name}}
+
+
 def files_with(text: str, folder: Path) -> list[Path]:
     return [each for each in folder.rglob("*") if each.is_file() and text in each.read_text(errors="replace")]
 
@@ -137,6 +143,34 @@ def test_a_notebook_that_is_not_ready_keeps_its_printed_token(cluster: Cluster) 
     assert "free GPUs" in done.exception.problem.remedy
 
 
+READY = [{"type": "Ready", "status": "True"}]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_pod_that_serves_is_used_not_one_that_failed(cluster: Cluster, place: int) -> None:
+    """The API lists them by their random names."""
+    run("up")
+    ending = {**pod(phase="Running", conditions=READY), "metadata": {"name": "old", "deletionTimestamp": "2026"}}
+    cluster.pods_of = [refused(), refused("evicted", "Evicted"), ending]
+    assert cluster.pod(Place("notebook")) == ""
+    cluster.pods_of.insert(place * 2, pod(phase="Running", conditions=READY))
+    assert cluster.pod(Place("notebook")) == "jupyter-notebook-1"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_reason_is_that_of_the_pod_that_starts(cluster: Cluster, first: bool) -> None:
+    cluster.ready = False
+    deployment: dict[str, Any] = {"metadata": {}, "status": {}}
+    reason = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    waits = pod(phase="Pending", conditions=[{"type": "PodScheduled", "status": "False", "message": reason}])
+    cluster.pods_of = [waits, refused()] if first else [refused(), waits]
+    assert cluster.reason(Place("notebook"), deployment) == f"pod jupyter-notebook-1: {reason}"
+    cluster.pods_of = [refused()]
+    assert "pod refused: UnexpectedAdmissionError: Allocate failed due to" in cluster.reason(
+        Place("notebook"), deployment
+    )
+
+
 @pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
 def test_reasons_of_the_cluster_are_one_line(cluster: Cluster, attack: str) -> None:
     cluster.ready = False
@@ -145,6 +179,7 @@ def test_reasons_of_the_cluster_are_one_line(cluster: Cluster, attack: str) -> N
         {"containerStatuses": [{"state": {"waiting": {"reason": attack, "message": attack}}}]},
         {"containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": attack, "message": attack}}}]},
         {"phase": "Pending"},
+        {"phase": "Failed", "reason": attack, "message": attack},
     ]
     cluster.events = [{"metadata": {"name": "x"}, "reason": attack, "message": attack, "lastTimestamp": attack}]
     place = Place("notebook")
@@ -230,6 +265,25 @@ def test_a_notebook_without_shared_storage_is_requested_by_name(cluster: Cluster
     done = run("up", "--scratch")
     assert "warning: without shared storage" in done.stderr
     assert "its files end with it" in run("down", "--yes").stdout
+
+
+def test_namespaces_of_a_share_have_homes_of_their_own() -> None:
+    """All have the same folder: notebooks of one name had one home, which both wrote."""
+    homes = set()
+    for place in (Place("notebook"), Place("notebook", "ml"), Place("notebook-a", "b"), Place("notebook", "a-b")):
+        [container] = objects(place, Request("x", storage="s"), TOKEN)[-1]["spec"]["template"]["spec"]["containers"]
+        homes |= {each["subPath"] for each in container["volumeMounts"] if "subPath" in each}
+    assert homes == {"jupyter-notebook.default", "jupyter-notebook.ml", "jupyter-notebook-a.b", "jupyter-notebook.a-b"}
+
+
+def test_down_names_the_home_that_a_notebook_has(cluster: Cluster) -> None:
+    run("up")
+    assert "the folder jupyter-notebook.default of the claim training" in run("down", "--yes").stdout
+    run("up")
+    path = Place("notebook").path("Deployment")
+    text = json.dumps(cluster.objects[path]).replace("jupyter-notebook.default", "jupyter-notebook")
+    cluster.objects[path] = json.loads(text)
+    assert "the folder jupyter-notebook of the claim training" in run("down", "--yes").stdout
 
 
 class Opened:
@@ -337,5 +391,5 @@ def test_the_pod_is_restricted() -> None:
     assert "gpunodes.dev/sharing" in json.dumps(spec["affinity"]), "several GPUs are whole ones"
     assert "affinity" not in objects(Place("x"), Request("x"), TOKEN)[-1]["spec"]["template"]["spec"]
     home = next(each for each in container["volumeMounts"] if each["name"] == "home")
-    assert home["subPath"] == "jupyter-x"
+    assert home["subPath"] == "jupyter-x.default"
     assert TOKEN not in json.dumps(spec)

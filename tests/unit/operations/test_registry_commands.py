@@ -398,6 +398,26 @@ def test_only_ready_nodes_are_asked(cluster: Cluster) -> None:
     assert RegistryServer(cluster).ready_nodes() == {"a": "amd64"}
 
 
+@pytest.mark.parametrize("failed", ["a", "z"])
+def test_the_pod_that_serves_is_used_not_one_that_was_evicted(cluster: Cluster, failed: str) -> None:
+    evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    cluster.pods = {failed: lambda _: evicted, "n": lambda _: {"phase": "Pending"}}
+    api = RegistryServer(cluster)
+
+    def made(node: str) -> None:
+        pod = registry.verifying_pod(node, node, "x", "s")
+        pod["metadata"]["labels"]["app.kubernetes.io/name"] = registry.NAME
+        api.start(pod)
+
+    for each in sorted(cluster.pods):
+        made(each)
+    with pytest.raises(GpunodesError, match="no pod that is ready"):
+        api.pod()
+    cluster.pods["n"] = lambda _: {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    made("n")
+    assert api.pod() == "n"
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_stands_in_the_cluster_is_shown_as_text(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], attack: str, runs: Runs

@@ -12,9 +12,11 @@ from click.testing import CliRunner, Result
 from gpunodes.cli import common, root
 from gpunodes.engine import identities
 from gpunodes.errors import WrongInput
+from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role, RunResult
 from gpunodes.operations import nodes, preflight
 from gpunodes.operations.run import Operation, RunOptions
+from gpunodes.operations.storage import findings
 from gpunodes.planner.candidates import MachineFacts
 
 UUID = "4c4c4544-0042-4810-8052-b2c04f595331"
@@ -184,6 +186,29 @@ def test_the_last_control_plane_is_not_removed(inventory: Path, carried: list[Ru
     assert "control-1 is the last control plane" in str(done.exception)
     assert "`gpunodes reset` ends the cluster" in str(done.exception)
     assert carried == []
+
+
+@pytest.mark.parametrize("command", ["remove", "reset"])
+def test_a_storage_server_stays_while_nodes_use_its_shares(
+    inventory: Path, carried: list[RunOptions], command: str
+) -> None:
+    """Processes of the other nodes would hang in their mounts."""
+    shares = "gpunodes_storage: [{name: data, path: /srv/data, size: 9Gi, namespaces: [default]}]"
+    served = f"storage: {{hosts: {{worker-6: {{}}}}}}\nall: {{vars: {{{shares}}}}}\n"
+    inventory.write_text(inventory.read_text() + served)
+    done = run(inventory, command, "worker-6", "--yes")
+    assert isinstance(done.exception, WrongInput)
+    assert "worker-6 serves data to nodes that stay" in str(done.exception)
+    assert "`gpunodes storage down`, and take worker-6 out of the group storage" in str(done.exception)
+    assert carried == []
+    # Without nodes that stay, without shares, and for another machine there is nothing in the way.
+    known = Inventory(inventory)
+    findings.check_leaving(known, known.machines())
+    run(inventory, command, "worker-1", "--yes")
+    assert carried.pop()
+    inventory.write_text(inventory.read_text().replace(shares, ""))
+    run(inventory, command, "worker-6", "--yes")
+    assert carried
 
 
 class _Inventory:

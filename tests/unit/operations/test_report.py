@@ -195,7 +195,7 @@ def test_machines_that_are_off_on_purpose_are_asked_for_nothing(place: Place) ->
         ("ends", [MachineCertificates("cp-1", (), ["apiserver ends in 3 days"], "")]),
         ("status", ClusterStatus("", "v1.36.3", [dataclasses.replace(NODES[0], ready=False)], ())),
         ("autoscale", AutoscaleStatus(False, {})),
-        ("autoscale", AutoscaleStatus(True, {}, [ScaledMachineStatus("gpu-1", "train", "failed")])),
+        ("autoscale", AutoscaleStatus(True, {}, [ScaledMachineStatus("gpu-1", "train", "failed", failed=True)])),
     ],
 )
 def test_what_is_wrong_in_a_section_is_in_the_exit_code(place: Place, source: str, answer: Any) -> None:

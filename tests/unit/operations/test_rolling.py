@@ -12,6 +12,8 @@ from gpunodes.engine.leases.errors import Lost
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations.rolling.work import Target
+from gpunodes.repair import maintenance
+from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Budget
 from gpunodes.rollout import times
 from gpunodes.rollout.record import Disruption, RolloutOutcome
@@ -77,6 +79,37 @@ def test_control_planes_come_first_one_by_one_and_alone() -> None:
     order = list(dict.fromkeys(name for name, _ in seen))
     assert order[:2] == ["w3", "w4"]
     assert all(nodes == {name} for name, nodes in seen if name in {"w3", "w4"})
+    clean(place)
+
+
+@pytest.mark.parametrize("status", [0, 503])
+def test_a_roll_out_goes_on_after_its_only_control_plane_has_restarted(
+    monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """An API server that starts refuses requests before it serves them."""
+    place = fleet(3)
+    place.api.nodes["w0"]["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""
+    place._control_planes = ("w0",)
+    work, away = MemoryWork(place), list[int]()
+    answer = place.api._answer
+
+    def answered(method: str, path: str, query: Any, body: Any) -> tuple[int, Any]:
+        return (status, "it starts") if away else answer(method, path, query, body)
+
+    def restart(stage: str, target: Target) -> None:
+        if (stage, target.name) == ("apply", "w0"):
+            place.api.down = not status
+            away.append(1)
+            before = place.api.calls
+            while place.api.calls < before + 3:  # the engine asks meanwhile what it may begin
+                time.sleep(0.01)
+            place.api.down = False
+            away.clear()
+
+    monkeypatch.setattr(place.api, "_answer", answered)
+    work.during = restart
+    result = roll_out(place, work)
+    assert (set(outcomes(result).values()), result.stopped) == ({DONE}, "")
     clean(place)
 
 
@@ -259,8 +292,25 @@ def test_a_cordon_that_a_user_made_later_is_not_that_of_the_roll_out() -> None:
     place.cordon("w0")
     cluster = Cluster(place.session())
     assert not cluster.begin_rollout("w0", "r", cordon=True)
-    cluster.end_rollout("w0", "r")
+    cluster.end_rollout("w0", "r", time.time())
     assert cordoned(place) == {"w0"}
+
+
+@pytest.mark.parametrize("expired", [True, False])
+def test_maintenance_keeps_a_finished_node_cordoned_only_while_it_holds(expired: bool) -> None:
+    """One that expired long ago was never ended by `maintenance off`."""
+    place = fleet(1)
+    annotations = place.api.nodes["w0"]["metadata"]["annotations"]
+    made = Maintenance("disk", until=1.0 if expired else None)
+    if expired:
+        annotations["gpunodes.dev/maintenance"] = made.text()
+    work = MemoryWork(place)
+    work.during = lambda stage, _: annotations.setdefault("gpunodes.dev/maintenance", made.text()) and None
+    assert outcomes(roll_out(place, work)) == {"w0": DONE}
+    assert cordoned(place) == (set() if expired else {"w0"})
+    kept = maintenance.parse(annotations["gpunodes.dev/maintenance"])
+    assert kept
+    assert kept.cordoned is not expired
 
 
 def test_a_cordon_in_the_last_moment_is_respected() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime as dt
 import itertools
 import json
 import time
@@ -64,28 +65,201 @@ def killed_at_request(
     return bool(dead)
 
 
+def far(place: Fleet, seconds: float) -> None:
+    """The dead command ran on another controller: its locks on machines look held until they expire."""
+    bury(place)
+    for name, lease in place.api.leases.items():
+        if name.startswith("gpunodes-machine-") and "holderIdentity" in lease["spec"]:
+            lease["spec"] |= {
+                "holderIdentity": "bob@far/rollout/boot/1/1/x",
+                "renewTime": dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                "leaseDurationSeconds": seconds,
+            }
+
+
+def killed_in(stage: str, machine: str, place: Fleet, work: MemoryWork, *, resumed: bool = False) -> None:
+    """Roll out, or resume that, and die in a stage of a machine; the drain is one, too."""
+
+    def die() -> None:
+        place.api.before = lambda *_: (_ for _ in ()).throw(Killed)
+        raise Killed
+
+    def look(method: str, path: str) -> None:
+        if stage == "drain" and method != "GET" and path.endswith("/eviction"):
+            die()
+
+    place.api.before = look
+    work.during = lambda now, target: die() if (now, target.name) == (stage, machine) else None
+    with pytest.raises((Killed, Exception)):
+        resume(place) if resumed else roll_out(place, work)
+    place.api.before = lambda *_: None
+    work.during = lambda *_: None
+
+
+@pytest.fixture
+def two_controllers(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Fleet, MemoryWork]:
+    """A command that died in the preparation of w0, and one on another controller that died while it took that back.
+
+    The first controller, whose record of w0 is older, is the one in use.
+    """
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, undoes=True, failing={"w0": "apply"}))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))
+    killed_in("prepare", "w0", place, work)
+    bury(place)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
+    killed_in("undo", "w0", place, work, resumed=True)
+    bury(place)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))
+    work.failing.clear()
+    work.done.clear()
+    return place, work
+
+
+def test_the_later_of_two_records_counts(two_controllers: tuple[Fleet, MemoryWork]) -> None:
+    place, work = two_controllers
+    found = status.read(place, lambda *_: None)
+    assert {name: (each.stage, each.applied) for name, each in found.machines.items()} == {"w0": (Stage.UNDO, True)}
+    assert outcomes(resume(place))["w0"] is RolloutOutcome.UNDONE
+    assert work.stages("w0") == ["undo"], "what was being taken back is not applied again"
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+def test_a_record_of_work_that_ended_on_another_controller_is_not_resumed(
+    two_controllers: tuple[Fleet, MemoryWork], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is taken back on a node that is in use."""
+    place, work = two_controllers
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "third"))
+    assert outcomes(resume(place))["w0"] is RolloutOutcome.UNDONE
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
+    work.done.clear()
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w0") == ["prepare", "apply", "verify"]
+    clean(place)
+
+
+def test_a_machine_whose_lock_is_held_when_it_is_resumed_waits(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own mark does not make it a machine of another roll-out, and its cordon is not forgotten."""
+    place = fleet(3)
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("apply", "w1", place, work)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    far(place, 600)
+    result = resume(place)
+    assert outcomes(result) == {"w0": RolloutOutcome.DONE, "w1": None, "w2": None}
+    assert "bob" in result.stopped
+    assert not result.finished
+    assert place.api.leases[LEASE]["metadata"]["annotations"][RECORD]
+    far(place, 0)
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+@pytest.mark.parametrize("stage", ["prepare", "apply"])
+def test_a_machine_is_resumed_when_its_lock_expires(stage: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(3)
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in(stage, "w1", place, work)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    made = context.TimeLimits
+    monkeypatch.setattr(context, "TimeLimits", lambda **given: dataclasses.replace(made(**given), patience=20))
+    far(place, 0.3)
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w1")[-3:] == ["prepare", "apply", "verify"]
+    clean(place)
+
+
+def test_a_machine_that_cannot_be_resumed_stays_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another command of this user has it, such as `gpunodes power`."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, failing={"w0": "apply"}))
+    roll_out(place, work)
+    work.failing.clear()
+    with records.claimed("w0", "test"):
+        result = resume(place)
+    assert outcomes(result) == {"w0": None, "w1": None}
+    assert "works on w0" in result.stopped
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+def test_killed_in_the_drain_a_node_that_never_drains_is_given_back(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mark does not say that the work was begun."""
+    place = fleet(2)
+    place.api.add_pod("train", "w0")
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("drain", "w0", place, work)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    bury(place)
+    place.api.budgeted.add("train")
+    assert outcomes(resume(place)) == {"w0": RolloutOutcome.NOT_DRAINED, "w1": RolloutOutcome.DONE}
+    assert work.stages("w0") == ["prepare", "prepare"]
+    clean(place)
+
+
+def test_killed_in_the_drain_a_node_that_cannot_be_prepared_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(2)
+    place.api.add_pod("train", "w0")
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("drain", "w0", place, work)
+    bury(place)
+    work.failing = {"w0": "prepare"}
+    assert outcomes(resume(place)) == {"w0": RolloutOutcome.FAILED, "w1": None}
+    assert not place.api.nodes["w0"]["spec"].get("unschedulable")
+    assert place.api.nodes["w0"]["metadata"]["annotations"] == {}
+
+
+def test_killed_in_the_drain_a_node_that_a_user_cordoned_then_keeps_that_cordon_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = fleet(1)
+    place.api.add_pod("train", "w0")
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in("drain", "w0", place, work)
+    bury(place)
+    place.cordon("w0")
+    assert outcomes(resume(place)) == {"w0": RolloutOutcome.SKIPPED}
+    assert place.api.nodes["w0"]["spec"]["unschedulable"]
+    assert place.api.nodes["w0"]["metadata"]["annotations"] == {}
+    assert place.api.leases == {}
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("protected", [False, True], ids=["drains", "never drains"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same controller", "another controller"])
-def test_killed_at_every_request_and_resumed(elsewhere: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back."""
-    resumed = 0
+def test_killed_at_every_request_and_resumed(
+    elsewhere: bool, protected: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the last request was: a new command knows where it stands, and each machine ends done and given back.
+
+    One whose pod no budget lets go is given back, too.
+    """
+    first = RolloutOutcome.NOT_DRAINED if protected else RolloutOutcome.DONE
+    resumed, made = 0, context.TimeLimits
+    monkeypatch.setattr(context, "TimeLimits", lambda **given: dataclasses.replace(made(**given), patience=20))
     for number in itertools.count(1):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"a{number}"))
         place = fleet(2)
         place.api.add_pod("train", "w0")
+        place.api.budgeted |= {"train"} if protected else set()
         work = known(monkeypatch, MemoryWork(place))
         if not killed_at_request(place, work, number):
             break
         if elsewhere:
             monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / f"b{number}"))
+            far(place, 0.1)
         if LEASE in place.api.leases and place.api.leases[LEASE]["metadata"]["annotations"].get(RECORD):
             result = resume(place)
             resumed += 1
         else:
             result = roll_out(place, work)  # before the first record, or after the end
-        assert set(outcomes(result).values()) == {RolloutOutcome.DONE}, number
-        assert set(work.versions.values()) == {"2"}
-        assert "train" not in place.api.pods
+        assert outcomes(result) == {"w0": first, "w1": RolloutOutcome.DONE}, number
+        assert work.versions == ({"w1": "2"} if protected else {"w0": "2", "w1": "2"})
+        assert ("train" in place.api.pods) is protected
         clean(place)
     assert resumed > 20
 
@@ -445,9 +619,11 @@ def test_a_record_for_another_node_is_not_used(monkeypatch: pytest.MonkeyPatch) 
 def test_records_keep_their_fields() -> None:
     record = RolloutRecord(
         "id", "work", "m", "c", "n", Disruption.GPU_PODS, 1.0, Stage.VERIFY, 2.0, True, True, gpus=8,
-        outcome=RolloutOutcome.FAILED, why="{{ x }}",
+        outcome=RolloutOutcome.FAILED, why="{{ x }}", written=3.0,
     )  # fmt: skip
     assert recording.parse(record.text()) == record
+    earlier = {name: value for name, value in json.loads(record.text()).items() if name != "written"}
+    assert recording.parse(json.dumps(earlier)).written == 0.0
     assert set(json.loads(record.text())) == {field.name for field in dataclasses.fields(RolloutRecord)}
     with pytest.raises(ValueError, match="not a repair record"):
         repair_record.parse(record.text())

@@ -15,7 +15,7 @@ from gpunodes.engine.cluster.errors import Refused
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, Role, RunResult, TaskEnded
-from gpunodes.operations.storage import commands, findings, server
+from gpunodes.operations.storage import commands, findings, leaving, server
 from gpunodes.operations.storage.objects import Objects
 from gpunodes.planner import storage
 
@@ -169,6 +169,52 @@ def test_an_object_of_others_is_refused(place: Cluster, run: Run) -> None:
     assert place.steps == []
 
 
+OLD = {"name": "old", "path": "/srv/old", "size": "1Gi", "namespaces": ["ml"]}
+
+
+def added(place: Cluster, namespace: str = "ml", server: str = "127.0.0.9") -> None:
+    """A volume of a share that has left the setting."""
+    volume = storage.objects([{**OLD, "namespaces": [namespace]}], server)[0]
+    place.objects[f"/api/v1/persistentvolumes/{volume['metadata']['name']}"] = volume
+
+
+@pytest.mark.parametrize("words", [("up",), ("up", "--dry-run")])
+@pytest.mark.parametrize(
+    ("namespace", "remedy"),
+    [
+        ("ml", "`kubectl delete pvc -n ml old`, then `kubectl delete pv gpunodes-old.ml`"),
+        ("gpunodes-registry", "`gpunodes registry down`"),
+    ],
+)
+def test_a_folder_is_served_while_a_volume_of_it_exists(
+    place: Cluster, run: Run, words: tuple[str, ...], namespace: str, remedy: str
+) -> None:
+    """The export of a share that has left the setting was taken away under the pods that use it."""
+    place.applied()
+    added(place, namespace)
+    code, _, err = run(*words)
+    text = " ".join(err.split())
+    assert code == ExitCode.WRONG_INPUT
+    assert "no longer has the share of 127.0.0.9:/srv/old" in text
+    assert remedy in text
+    assert place.steps == []
+
+
+def test_a_share_may_name_the_storage_machine_as_its_server() -> None:
+    """An export that the user made on the same machine, beside those of gpunodes."""
+    given = {**OLD, "server": "127.0.0.9"}
+    shares = [{"name": "data", "path": "/srv/data", "size": "1Gi", "namespaces": ["ml"]}, given]
+    volumes = [each for each in storage.objects(shares, "127.0.0.9") if each["kind"] == "PersistentVolume"]
+    assert leaving.departed(shares, "127.0.0.9", volumes) == []
+    assert len(leaving.departed(shares[:1], "127.0.0.9", volumes)) == 1
+
+
+def test_a_share_of_another_server_may_leave_the_setting(place: Cluster, run: Run) -> None:
+    place.applied()
+    added(place, server="nas2.example")
+    assert run("up")[0] == ExitCode.DONE
+
+
 def test_down_ends_with_the_server_and_names_what_it_removes(place: Cluster, run: Run) -> None:
     place.applied()
     code, out, _ = run("down", "--yes")
@@ -181,6 +227,45 @@ def test_down_ends_with_the_server_and_names_what_it_removes(place: Cluster, run
         "PersistentVolumeClaim"
     ] * 2
     assert last == ("storage down", "nas-1", "absent", False)
+
+
+def test_mounts_of_shares_without_a_claim_are_looked_for(place: Cluster, run: Run) -> None:
+    """As that of a registry, of a volume of somebody else, or after a run that deleted all volumes and was killed."""
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    (_, _, variables), _ = place.steps
+    assert variables["storage_idle_shares"] == ["127.0.0.9:/srv/scratch", "nas.example:/export"]
+
+
+def test_without_the_setting_the_volumes_say_what_must_not_be_mounted(place: Cluster, run: Run) -> None:
+    place.applied()
+    Path("hosts.yml").write_text((INVENTORY % "nas-1").replace("gpunodes_storage:", "other:"))
+    code, _, err = run("down", "--yes")
+    assert code == ExitCode.DONE
+    assert place.steps[0][2]["storage_idle_shares"] == ["127.0.0.9:/srv/scratch", "nas.example:/export"]
+    assert "nas.example, which the group storage does not have" in " ".join(err.split())
+
+
+def test_a_server_that_the_group_had_before_is_named(place: Cluster, run: Run) -> None:
+    """`storage up` with another machine is refused, with the remedy `storage down`: that undoes those of the group."""
+    place.applied()
+    Path("hosts.yml").write_text((INVENTORY % "nas-2").replace("127.0.0.9", "127.0.0.8"))
+    code, _, err = run("up")
+    text = " ".join(err.split())
+    assert code == ExitCode.WRONG_INPUT
+    assert "with the machine that is 127.0.0.9 in the group storage if that served it" in text
+    code, _, err = run("down", "--yes")
+    text = " ".join(err.split())
+    assert code == ExitCode.DONE
+    assert "volumes are of 127.0.0.9, which the group storage does not have" in text
+    assert "put it back into the group and run the command again" in text
+    both = "storage: {hosts: {nas-2: {ansible_host: 127.0.0.8}, nas-1: {ansible_host: 127.0.0.9}}}"
+    lines = [both if line.startswith("storage:") else line for line in Path("hosts.yml").read_text().splitlines()]
+    Path("hosts.yml").write_text("\n".join(lines))
+    place.steps.clear()
+    code, _, err = run("down", "--yes")
+    assert (code, "does not have" in err) == (ExitCode.DONE, False)
+    assert [step[1] for step in place.steps[1:]] == ["nas-2", "nas-1"]
+    assert set(place.steps[0][2]["storage_idle_shares"]) >= {f"127.0.0.{each}:/srv/scratch" for each in (8, 9)}
 
 
 def test_a_server_that_is_a_node_is_locked_as_one(place: Cluster, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

@@ -221,7 +221,7 @@ def inventory(tmp_path: Path, pool: str = "{max: 2}") -> Inventory:
     return Inventory(path)
 
 
-def test_the_cluster_is_asked_only_if_a_pool_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cluster_is_asked_only_if_there_are_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = scaled(2, ("w1",))
     asked: list[int] = []
 
@@ -230,8 +230,12 @@ def test_the_cluster_is_asked_only_if_a_pool_scales(tmp_path: Path, monkeypatch:
         return place.session()
 
     monkeypatch.setattr(InventoryFleet, "session", session)
-    assert switched_off.read(inventory(tmp_path, "{}")) == {}
+    none = tmp_path / "none.yml"
+    none.write_text(INVENTORY.replace("{h100: %s}", "{}"))
+    assert switched_off.read(Inventory(none)) == {}
     assert asked == []
+    # After `gpunodes autoscale down` the pool scales no longer; repairs see the record, too.
+    assert set(switched_off.read(inventory(tmp_path, "{}"))) == {"w1"}
     found = inventory(tmp_path)
     assert set(switched_off.read(found)) == {"w1"}
     on, off = switched_off.split(found, found.machines())

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.autoscale import kept_off
+from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.cli import main
 from gpunodes.engine.cluster.errors import NoCluster
 from gpunodes.engine.leases.errors import Lost
+from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.engine.machine_control import Membership
 from gpunodes.engine.power import Order, PowerProblem, PowerState, Trouble
 from gpunodes.engine.scans import MachineScan
@@ -491,6 +494,31 @@ def test_a_machine_that_is_switched_off_keeps_its_state(place: Any, switches: Ca
     recorded(place)
     switches("off")
     assert "w1" in place.api.switched
+
+
+def test_a_machine_that_is_switched_off_is_left_off_by_the_autoscaler(
+    place: Any, switches: Callable[[str], list[str]]
+) -> None:
+    """The record of who switched it off is there until it is switched on."""
+    states = {name: MachineState(Phase.ON, 1.0).text() for name in ("w1", "w9")}
+    place.api.switched, place.api.scales = states, True
+    assert "the autoscaler leaves it off until `gpunodes power w1 on`" in switches("off")
+    [made] = kept_off.parse(place.api.kept_off).values()
+    assert (made.by, made.boot_id) == (user_at_host(), place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"])
+    assert states == place.api.switched, "its state is the power server's"
+    place.machines["w1"].off = True
+    switches("on")
+    assert place.api.kept_off == {}
+
+
+@pytest.mark.parametrize("without", ["an autoscaler", "a pool that scales"])
+def test_nothing_is_recorded_of_a_machine_that_nothing_switches_on(
+    place: Any, switches: Callable[[str], list[str]], without: str
+) -> None:
+    place.api.switched = {"w9" if without == "a pool that scales" else "w1": MachineState(Phase.ON, 1.0).text()}
+    place.api.scales = without != "an autoscaler"
+    assert not [line for line in switches("off") if "autoscaler" in line]
+    assert place.api.kept_off is None
 
 
 def test_only_the_own_node_and_the_own_state_are_changed(place: Any, switches: Callable[[str], list[str]]) -> None:

@@ -17,7 +17,7 @@ from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role
-from gpunodes.operations import upgrade, upgrade_plan
+from gpunodes.operations import preflight, upgrade, upgrade_plan
 from gpunodes.operations.etcd import backup
 from gpunodes.operations.rolling import commands, context, runtime, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
@@ -165,7 +165,61 @@ def test_a_rollback_installs_the_earlier_kubelet_and_nothing_else(
     work, target = upgrades.Rollback(inventory), Target(Machine("w-1", "w-1", Role.WORKER))
     work.prepare(target)
     work.apply(target)
-    assert (played, work.verify(target)) == ([("upgrade.yml", ["w-1"], ["undo"])], "")
+    plays = [("upgrade.yml", ["w-1"], [tag]) for tag in ("prepare", "undo")]
+    assert (played, work.verify(target)) == (plays, "")
+
+
+def test_a_rollback_leaves_out_what_did_not_respond_before_the_question(inventory: Inventory) -> None:
+    work, target = upgrades.Rollback(inventory, {"w-2": "1.35.4"}), Target(Machine("w-1", "w-1", Role.WORKER))
+    with pytest.raises(GpunodesError, match="w-1 did not respond"):
+        work.needed(target)
+    assert upgrades.Rollback(inventory).needed(target) == "its kubelet becomes the earlier one"
+
+
+def _rollback(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, before: dict[str, str | None]) -> list[Any]:
+    """Call `upgrade rollback` for the workers, which have 1.36.3; what it rolls out, and what was asked."""
+    done: list[Any] = []
+    facts = {
+        name: {"kubernetes": {} if each is None else {"before": each}, "packages": {"kubelet": "1.36.3-1.1"}}
+        for name, each in before.items()
+    }
+    seen = SimpleNamespace(interrupted=False, cluster={"version": "v1.36.3"}, facts=facts)
+
+    def roll_out(_: Any, machines: list[Machine], work: Any, *_more: Any) -> RolloutResult:
+        needs = {}
+        for machine in machines:
+            with contextlib.suppress(GpunodesError):
+                needs[machine.name] = work.needed(Target(machine))
+        done.append(needs)
+        return RolloutResult("id", work.name, [])
+
+    monkeypatch.setattr(preflight, "inspect", lambda *_, **__: seen)
+    monkeypatch.setattr(commands, "roll_out", roll_out)
+    monkeypatch.setattr(terminal, "confirm", lambda what, **_: done.append(what))
+    monkeypatch.setattr("sys.argv", ["gpunodes", "upgrade", "rollback", "w-*", "--yes", "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return [ended.value.code, *done]
+
+
+@pytest.mark.parametrize("before", ["", None, "1.32.9", "1.37.2"])
+def test_a_rollback_without_a_way_back_is_refused_before_a_node_is_drained(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], before: str | None
+) -> None:
+    assert _rollback(inventory, monkeypatch, {"w-1": "1.35.4", "w-2": before}) == [ExitCode.WRONG_INPUT]
+    shown = capsys.readouterr().err
+    assert ("w-2: its kubelet was" if before else "w-2: no earlier version") in shown
+    assert "w-1:" not in shown
+
+
+def test_a_rollback_says_to_which_versions(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has it already is not drained; one that does not respond is left to the roll-out, which skips it."""
+    question = "1 workers are drained and get their earlier kubelet: w-1 (1.35.4)"
+    needs = {"w-1": "its kubelet becomes 1.35.4", "w-2": ""}
+    found = _rollback(inventory, monkeypatch, {"w-1": "1.35.4", "w-2": "1.36.3"})
+    assert found == [ExitCode.DONE, question, needs]
+    found = _rollback(inventory, monkeypatch, {"w-1": "1.35.4"})
+    assert found == [ExitCode.DONE, question, {"w-1": "its kubelet becomes 1.35.4"}]
 
 
 def test_a_rollback_of_a_control_plane_is_refused_before_anything(
@@ -234,8 +288,38 @@ def test_the_first_record_has_all_that_follows(inventory: Inventory, monkeypatch
         Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "cp-2", "w-1", "w-2"]),
         Following(ADDONS),
     ]
-    _roll(inventory, _plan(*CONTROLS, *NODES), only=("cp-1", "w-2"))
-    assert rolled.standing == [Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "w-2"])]
+    _roll(inventory, _plan(*CONTROLS, *NODES), only=("cp-1", "cp-2", "w-2"))
+    assert rolled.standing == [Following(upgrades.KUBELETS, {"target": "1.36.3"}, ["cp-1", "cp-2", "w-2"])]
+
+
+@pytest.mark.parametrize("only", [("w-1",), ("cp-1",), ("cp-2", "w-1", "w-2")])
+def test_no_kubelet_gets_newer_than_a_control_plane_that_is_left_out(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], only: tuple[str, ...]
+) -> None:
+    """Of two control planes one is not enough: the other one's API server would serve newer kubelets."""
+    rolled = Rolled(monkeypatch)
+    plan = _plan(*CONTROLS, *NODES)
+    with pytest.raises(WrongInput, match="a kubelet is never newer than an API server"):
+        _roll(inventory, plan, only=only)
+    monkeypatch.setattr(upgrade_plan, "run", lambda *_: SimpleNamespace(plan=plan))
+    monkeypatch.setattr(backup, "run", None)
+    monkeypatch.setattr(terminal, "confirm", None)
+    options = [option for name in only for option in ("--only", name)]
+    monkeypatch.setattr("sys.argv", ["gpunodes", "upgrade", "1.36", "--yes", *options, "-i", str(inventory.path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    left = "cp-1 (1.35.4)" if "cp-1" not in only else "cp-2 (1.35.4)"
+    assert left in capsys.readouterr().err
+    assert (rolled.rollouts, rolled.plays) == ([], [])
+
+
+def test_kubelets_alone_are_upgraded_when_the_control_planes_are(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rolled = Rolled(monkeypatch)
+    _roll(inventory, _plan(*CONTROLS[:1], *NODES), only=("cp-1", "w-1"))
+    assert [name for name, _ in rolled.rollouts] == [upgrades.CONTROL_PLANES, upgrades.KUBELETS]
 
 
 @pytest.mark.parametrize(

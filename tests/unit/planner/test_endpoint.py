@@ -143,15 +143,36 @@ def test_a_given_endpoint() -> None:
     settings = endpoint.EndpointSettings(endpoint="api.example")
     cluster = ClusterRequirements("1.36", "sha256:0", endpoint="api.example:6443", nodes=[NODE])
     answer = {"endpoint": "api.example:6443", "resolved": ["10.0.0.5"], "error": "", "names": ["api.example"]}
-    assert texts(settings, cluster, endpoints=[answer]) == []
+    own = {"endpoint": "10.0.0.12:6443", "resolved": ["10.0.0.12"], "error": "", "names": []}
+    assert texts(settings, cluster, endpoints=[answer, own]) == []
     assert "does not resolve" in texts(settings, endpoints=[{**answer, "resolved": [], "error": "unknown"}])[0]
     down = {**answer, "error": "Connection refused"}
     assert texts(settings, endpoints=[down]) == []  # there is no API server yet
     assert "does not reach the API" in texts(settings, cluster, endpoints=[down])[0]
     assert "is not for api.example" in texts(settings, cluster, endpoints=[{**answer, "names": ["kubernetes"]}])[0]
-    peer = {"endpoint": "10.0.0.12:6443", "resolved": ["10.0.0.12"], "error": "timed out", "names": []}
+    peer = {**own, "error": "timed out"}
     warning = found(settings, cluster, endpoints=[answer, peer])
     assert [each.severity for each in warning] == [Severity.WARNING]
+    assert "does not reach the control plane at 10.0.0.12:6443" in warning[0].problem.found
+
+
+def test_selinux_that_keeps_keepalived_from_its_check_is_a_warning() -> None:
+    [warning] = found(WITH_VIP, virtual_address={**FREE, "confined": True})
+    assert warning.severity is Severity.WARNING
+    assert "setsebool -P keepalived_connect_any on" in warning.problem.remedy
+    assert texts(WITH_VIP, virtual_address={**FREE, "confined": False}) == []
+    assert texts(endpoint.EndpointSettings(), virtual_address={**FREE, "confined": True}) == []
+
+
+def test_a_control_plane_that_was_not_probed_is_reported() -> None:
+    """With a management network, SSH has other addresses than the cluster: nothing was checked, and nothing said so."""
+    cluster = ClusterRequirements("1.36", "sha256:0", endpoint=f"{VIP}:6443", nodes=[NODE])
+    managed = {"endpoint": "192.168.7.12:6443", "resolved": ["192.168.7.12"], "error": "timed out", "names": []}
+    assert "at 10.0.0.12 was not checked" in texts(WITH_VIP, cluster, endpoints=[managed])[0]
+    own = {**managed, "endpoint": "10.0.0.12:6443", "resolved": ["10.0.0.12"]}
+    [warning] = found(WITH_VIP, cluster, endpoints=[managed, own])
+    assert warning.severity is Severity.WARNING
+    assert "does not reach the control plane at 10.0.0.12:6443" in warning.problem.found
 
 
 @pytest.mark.parametrize("text", ["", "a b", "[::1]:6443", "x:0", "x:70000", "-x", "x;y", "https://x"])

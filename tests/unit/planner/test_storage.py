@@ -6,11 +6,12 @@ import re
 from typing import Any
 
 import pytest
+from gpunodes import settings
 from gpunodes.ansible.module_utils import data_directory
 from gpunodes.ansible.module_utils.host.spec import data_folders
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role
-from gpunodes.planner import firewall, ports, storage
+from gpunodes.planner import firewall, pools, ports, storage
 
 GIVEN = {"name": "training", "server": "nas.example", "path": "/export/training", "size": "900Gi"}
 OWN = {"name": "scratch", "path": "/srv/scratch", "size": "1Ti", "namespaces": ["default", "ml"]}
@@ -116,6 +117,14 @@ def test_nodes_get_the_client_only_with_shares() -> None:
     assert storage.clients([GIVEN], "dnf")["nfs_client"].packages[0].name == "nfs-utils"
 
 
+@pytest.mark.parametrize(("named", "pool"), [({}, ""), ({"h100": {}}, "h100")])
+def test_the_group_is_no_pool(named: dict[str, Any], pool: str) -> None:
+    """A worker that serves stays in its pool, and in none if it has none."""
+    given = settings.resolve({"gpunodes_pools": named})
+    groups = [storage.GROUP, "workers", "h100"]
+    assert pools.labels(given, groups).get(pools.POOL_LABEL, "") == pool
+
+
 def test_only_the_machine_that_serves_opens_the_port() -> None:
     assert storage.serves([OWN], ["storage", "workers"])
     assert not storage.serves([GIVEN], ["storage"])
@@ -144,6 +153,9 @@ def test_each_namespace_gets_a_volume_that_only_its_claim_can_bind() -> None:
     assert volumes[1]["spec"]["nfs"] == {"server": "10.0.0.9", "path": "/srv/scratch"}
     assert storage.claims([OWN]) == [{"namespace": name, "name": "scratch"} for name in ("default", "ml")]
     assert storage.servers([GIVEN, OWN], "10.0.0.9") == ["nas.example", "10.0.0.9"]
+    assert storage.folders([GIVEN, {**OWN, "namespaces": []}], "10.0.0.9") == storage.sources(volumes)
+    assert storage.folders([GIVEN, OWN], "") == ["nas.example:/export/training"]
+    assert {tuple(each["spec"]["accessModes"]) for each in found} == {("ReadWriteMany",)}, "pods on all nodes"
     assert storage.sources(volumes) == ["nas.example:/export/training", "10.0.0.9:/srv/scratch"]
 
 

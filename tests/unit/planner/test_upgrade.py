@@ -34,6 +34,8 @@ OWN: dict[str, Any] = {
     "offered": {name: ["1.36.3", "1.36.1"] for name in ("kubeadm", "kubectl", "kubelet")},
     "unread": "",
     "fetched": {"version": "1.36.3", "missing": [], "unasked": ""},
+    "deprecated": [],
+    "metrics_unread": "",
     "cluster": None,
 }
 CONTROL: dict[str, Any] = {
@@ -52,7 +54,6 @@ CONTROL: dict[str, Any] = {
         "coredns": "registry.k8s.io/coredns/coredns:v1.13.1",
         "proxy": "registry.k8s.io/kube-proxy:v1.35.4",
         "addons": ["ghcr.io/flannel-io/flannel:v0.26.7"],
-        "deprecated": [],
     },
 }
 
@@ -175,7 +176,7 @@ def test_what_is_in_the_way_of_a_machine(target: str, machine: Subject, words: l
             ["the scheduler: ", "removed in Kubernetes 1.36"],
         ),
         (with_cluster(gates={"CSIMigrationPortworx": True}), ["removed in Kubernetes 1.36", "kubeadm-config"]),
-        (with_cluster(deprecated=[{"api": "a/v1 b", "removed": "1.36"}]), ["uses the API a/v1 b"]),
+        ({"deprecated": [{"api": "a/v1 b", "removed": "1.36"}]}, ["uses the API a/v1 b"]),
         (with_cluster(coredns="x/coredns:v1.15.0"), ["CoreDNS is v1.15.0"]),
         (
             {"lost": [{"component": "kube-apiserver", "name": "--oidc-issuer-url"}]},
@@ -208,10 +209,23 @@ def test_what_others_wrote_beside_arguments_is_a_warning(own: Mapping[str, Any],
 
 
 def test_what_is_not_yet_removed_is_not_in_the_way() -> None:
-    own = with_cluster(deprecated=[{"api": "a/v1 b", "removed": "1.37"}])
+    own: dict[str, Any] = {"deprecated": [{"api": "a/v1 b", "removed": "1.37"}]}
     gate = {"kube-apiserver": {"MemoryQoS": True}}
     arguments: dict[str, Any] = {"kubelet_arguments": ["containerd", "pod-infra-container-image"]}
     assert errors(planned("1.36", subject("cp-1", Role.CONTROL_PLANE, **own, **arguments, gates=gate))) == []
+
+
+def test_each_api_server_says_which_apis_it_was_asked_for() -> None:
+    """A program may use one of them alone; what several report is one finding."""
+    used = [{"api": "a/v1 b", "removed": "1.36"}]
+    others = [subject(f"cp-{i}", Role.CONTROL_PLANE, cluster=None, deprecated=used) for i in (2, 3)]
+    plan = planned("1.36", CP1, *others)
+    assert [each for each in errors(plan) if "a/v1 b" in each] == errors(plan)
+    assert len(errors(plan)) == 1
+    plan = planned("1.36", CP1, subject("cp-2", Role.CONTROL_PLANE, cluster=None, metrics_unread="refused"))
+    assert errors(plan) == []
+    assert [(each.machine, each.check) for each in plan.findings] == [("cp-2", "deprecated")]
+    assert "refused" in plan.findings[0].problem.found
 
 
 def to_37(name: str, etcd: str, **own: Any) -> Subject:
@@ -354,7 +368,7 @@ CHANGES: list[Callable[[dict[str, Any], Any], None]] = [
     lambda own, odd: own["fetched"].update(missing=[odd]),
     lambda own, odd: own["fetched"].update(version=odd),
     lambda own, odd: own["cluster"].update(coredns=odd),
-    lambda own, odd: own["cluster"].update(deprecated=[{"api": odd, "removed": "1.37"}]),
+    lambda own, odd: own.update(deprecated=[{"api": odd, "removed": "1.37"}]),
 ]
 
 

@@ -67,11 +67,12 @@ def storage_hosts(shares: Sequence[Mapping[str, Any]], server: str) -> list[str]
     return found
 
 
-def storage_sources(objects: Sequence[Mapping[str, Any]]) -> list[str]:
-    """SERVER:PATH of the volumes among these objects."""
+def storage_folders(shares: Sequence[Mapping[str, Any]], server: str) -> list[str]:
+    """SERVER:PATH of the shares, as mounts have it."""
     from gpunodes.planner import storage
 
-    return storage.sources(objects)
+    found: list[str] = _checked(storage.folders, shares, server)
+    return found
 
 
 def nfs_server(
@@ -92,8 +93,8 @@ class FilterModule:
             "nfs_server": nfs_server,
             "storage_address": storage_address,
             "storage_claims": storage_claims,
+            "storage_folders": storage_folders,
             "storage_hosts": storage_hosts,
             "storage_objects": storage_objects,
             "storage_servers": storage_servers,
-            "storage_sources": storage_sources,
         }

@@ -7,14 +7,15 @@ this, whichever the container runtime is, and without an API.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import containers, disk, etcd_snapshot, etcd_upload, kube_api, ledger, static_pod_files, tree
+from . import containers, disk, etcd_data, etcd_snapshot, etcd_upload, kube_api, ledger, static_pod_files, tree
 from .kube_api import ApiError, Client
 from .kubeadm import static_pods
 from .ledger import Ledger
@@ -25,11 +26,13 @@ from .report import Difference, Report
 COMPONENTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
 """Static pods of a control plane, in the order in which they are stopped; they start the other way round."""
 BUMP = 1_000_000_000
-"""Revisions that are skipped: clients' caches are older than any object then (etcd, issue 16028)."""
+"""Revisions that are skipped above the snapshot and above the replaced data: clients' caches are older than any object
+then (etcd, issue 16028)."""
 POD = "gpunodes-etcd-restore"
-_BEFORE, _RESTORED, _PARTIAL = "gpunodes-before-", "gpunodes-restored-", "gpunodes-restoring"
-_STOP_S = 300
+_RESTORED, _PARTIAL = "gpunodes-restored-", "gpunodes-restoring"
+STOP_S = 300
 _RESTORE_S = 1800
+_STATUS_S = 600
 _POLL_S = 1.0
 _URL = r"https?://[A-Za-z0-9.:\[\]-]{1,200}"
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"
@@ -38,14 +41,15 @@ _LOCK_LABEL = "app.kubernetes.io/managed-by=gpunodes"
 _APPS = "/apis/apps/v1/namespaces/kube-system"
 
 
-def stop(snapshot: str, ca_hash: str, check: bool) -> Report:
+def stop(snapshot: str, ca_hash: str, version: str, check: bool) -> Report:
     """Stop the control plane of this machine for a restore of the snapshot with this SHA-256.
 
     It stays stopped, also after a reboot: its manifests are away, which the ledger has. Raises MachineProblem for a
-    machine of another cluster.
+    machine of another cluster, or with an etcd that cannot read a snapshot of one with this ``version``.
     """
     etcd_upload.check_authority(ca_hash)
     machine_ledger = ledger.load()
+    etcd_upload.check_version(version, machine_ledger)
     report = Report()
     for name in COMPONENTS:
         if os.path.exists(static_pod_files.path(name)):
@@ -57,16 +61,29 @@ def stop(snapshot: str, ca_hash: str, check: bool) -> Report:
             "a control plane that kubeadm made",
             f"restore {static_pod_files.FOLDER} from a copy",
         )
-    if known and known["snapshot"] != snapshot:
-        report.add("give up an unfinished restore of another backup")
+    another = known.get("snapshot") != snapshot or known.get("state") == etcd_data.ABORTED
+    if known and another:
+        report.add("give up an unfinished restore of another backup, or the end of one that was given up")
     if report.actions and not check:
-        if known.get("snapshot") != snapshot:
+        if another:
             # The old data of an unfinished restore of another backup stays the old data.
             unfinished = {key: text for key, text in known.items() if key == "before"}
             machine_ledger.etcd_restore = {"snapshot": snapshot, "state": "stopped", **unfinished}
+        _note_running(machine_ledger)
         machine_ledger.save()
-        static_pods.stop(COMPONENTS, machine_ledger, _STOP_S)
+        static_pods.stop(COMPONENTS, machine_ledger, STOP_S)
     return report
+
+
+def _note_running(machine_ledger: Ledger) -> None:
+    """Note the revision of the member that runs on this machine: its clients know it."""
+    with contextlib.suppress(MachineProblem):
+        _note_replaced(etcd_snapshot.revision(), machine_ledger)
+
+
+def _note_replaced(revision: int, machine_ledger: Ledger) -> None:
+    state = machine_ledger.etcd_restore
+    state["replaced"] = str(max(revision, int(state.get("replaced", 0))))
 
 
 def restore(snapshot: str, revision: int, limit_s: float, check: bool) -> tuple[Report, list[str]]:
@@ -85,17 +102,23 @@ def restore(snapshot: str, revision: int, limit_s: float, check: bool) -> tuple[
         return report, []
     state = machine_ledger.etcd_restore
     if state["state"] != "swapped":
-        _unpack(snapshot, machine_ledger)
+        _unpack(snapshot, revision, machine_ledger)
         _swap(snapshot, machine_ledger)
     for name in reversed(COMPONENTS):
         static_pods.start([name], machine_ledger)
-        _wait(lambda name=name: static_pods.is_ready(name), limit_s, f"{name} does not become ready", name)  # type: ignore[misc]  # binds the loop's variable
-    _verify(revision, limit_s)
+        wait_ready(name, limit_s)
+    _verify(revision + int(state.get("bump", BUMP)), limit_s)
     before = f"{etcd_snapshot.DATA}/{state['before']}"
     _clean(state["before"])
+    notes = [f"the old data of etcd is in {before}; delete it when it is not needed"]
+    if state.get("replaced") == "0":
+        notes.append(
+            "the revision of the old data could not be read: if the cluster was restored before by other means, its "
+            "kubelets and controllers may miss changes until they are restarted"
+        )
     machine_ledger.etcd_restore = {}
     machine_ledger.save()
-    return report, [f"the old data of etcd is in {before}; delete it when it is not needed"]
+    return report, notes
 
 
 def restored_folder(snapshot: str) -> str:
@@ -103,7 +126,7 @@ def restored_folder(snapshot: str) -> str:
     return f"{etcd_snapshot.DATA}/{_RESTORED}{snapshot[:16]}"
 
 
-def _unpack(snapshot: str, machine_ledger: Ledger) -> None:
+def _unpack(snapshot: str, revision: int, machine_ledger: Ledger) -> None:
     """Make the new data, unless an earlier run did."""
     if os.path.isdir(restored_folder(snapshot)):
         return
@@ -111,23 +134,13 @@ def _unpack(snapshot: str, machine_ledger: Ledger) -> None:
     if not os.path.lexists(path) or etcd_upload.digest(path) != snapshot:
         raise MachineProblem(f"{path} is not the snapshot of the backup", "the snapshot", "run the command again")
     partial = f"{etcd_snapshot.DATA}/{_PARTIAL}"
-    manifest = f"{static_pod_files.FOLDER}/{POD}.json"
-    disk.remove(manifest)
-    for each in containers.ids(f"{POD}-[0-9]+"):
-        # Of a run that was killed: it must not write into the folder that this one makes.
-        containers.crictl(["stop", "--timeout=0", each])
+    end_pods()
     tree.remove(partial)
-    attempt = f"{POD}-{int(time.time())}"
     text = disk.read(machine_ledger.manifests.get("etcd", static_pod_files.path("etcd"))) or ""
-    try:
-        # Written elsewhere: after a power cut no temporary file is in the kubelet's folder.
-        os.makedirs(static_pods.AWAY, mode=0o700, exist_ok=True)
-        disk.write(f"{static_pods.AWAY}/{POD}.json", json.dumps(pod(attempt, text, path, partial)), 0o600)
-        os.replace(f"{static_pods.AWAY}/{POD}.json", manifest)
-        _wait(lambda: bool(_ended(attempt)), _RESTORE_S, "etcdutl does not end", POD)
-        code, output = _ended(attempt)[0]
-    finally:
-        disk.remove(manifest)
+    _choose_bump(revision, text, machine_ledger)
+    attempt = f"{POD}-{int(time.time())}"
+    bump = int(machine_ledger.etcd_restore["bump"])
+    code, output = _run(POD, pod(attempt, text, path, partial, bump), _RESTORE_S)
     if code or not os.path.isdir(f"{partial}/member"):
         raise MachineProblem(
             f"`etcdutl snapshot restore` failed: {last_line(output) or f'exit code {code}'}",
@@ -138,7 +151,67 @@ def _unpack(snapshot: str, machine_ledger: Ledger) -> None:
     os.replace(partial, restored_folder(snapshot))
 
 
-def pod(name: str, etcd_manifest: str, path: str, folder: str) -> dict[str, Any]:
+def _choose_bump(revision: int, etcd_manifest: str, machine_ledger: Ledger) -> None:
+    """Note by how much the snapshot's ``revision`` is raised: above all that clients of this cluster know.
+
+    They know the revision of the data that is replaced, and where it cannot be read, at least that of an earlier
+    restore.
+    """
+    state = machine_ledger.etcd_restore
+    if "bump" in state:
+        return
+    if "replaced" not in state:
+        _note_replaced(_old_revision(etcd_manifest) or machine_ledger.etcd_revision, machine_ledger)
+    highest = max(revision, int(state["replaced"]), machine_ledger.etcd_revision)
+    state["bump"] = str(highest - revision + BUMP)
+    machine_ledger.etcd_revision = highest + BUMP
+    machine_ledger.save()
+
+
+def _old_revision(etcd_manifest: str) -> int:
+    """The revision of the data on this machine, whose member does not run; 0 if it cannot be read."""
+    database = f"{etcd_snapshot.DATA}/member/snap/db"
+    if not os.path.isfile(database):
+        return 0
+    name = f"{POD}-status"
+    command = ["etcdutl", "snapshot", "status", database, "--write-out=json"]
+    with contextlib.suppress(MachineProblem):
+        spec = _pod(name, f"{name}-{int(time.time())}", static_pod_files.image("etcd", etcd_manifest), command)
+        for line in _run(name, spec, _STATUS_S)[1].splitlines():
+            # Lines of its log are JSON, too.
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                return int(json.loads(line)["revision"])
+    return 0
+
+
+def _run(name: str, spec: Mapping[str, Any], limit_s: float) -> tuple[int, str]:
+    """Run a static pod of one container until it has ended; its exit code and output."""
+    manifest = _pod_path(name)
+    container = str(spec["spec"]["containers"][0]["name"])
+    try:
+        # Written elsewhere: after a power cut no temporary file is in the kubelet's folder.
+        os.makedirs(static_pods.AWAY, mode=0o700, exist_ok=True)
+        disk.write(f"{static_pods.AWAY}/{name}.json", json.dumps(spec), 0o600)
+        os.replace(f"{static_pods.AWAY}/{name}.json", manifest)
+        _wait(lambda: bool(_ended(container)), limit_s, "etcdutl does not end", name)
+        return _ended(container)[0]
+    finally:
+        disk.remove(manifest)
+
+
+def end_pods() -> None:
+    """End etcdutl of a run that was killed: it must not write into the folder that this one makes."""
+    for name in (POD, f"{POD}-status"):
+        disk.remove(_pod_path(name))
+        for each in containers.ids(f"{name}-[0-9]+"):
+            containers.crictl(["stop", "--timeout=0", each])
+
+
+def _pod_path(name: str) -> str:
+    return f"{static_pod_files.FOLDER}/{name}.json"
+
+
+def pod(name: str, etcd_manifest: str, path: str, folder: str, bump: int) -> dict[str, Any]:
     """The static pod that makes data from a snapshot for the member of this machine.
 
     Raises MachineProblem unless etcd's manifest has the arguments of kubeadm.
@@ -153,23 +226,28 @@ def pod(name: str, etcd_manifest: str, path: str, folder: str) -> dict[str, Any]
     command = [
         *("etcdutl", "snapshot", "restore", path, f"--data-dir={folder}", f"--name={member}"),
         *(f"--initial-cluster={member}={url}", f"--initial-advertise-peer-urls={url}"),
-        *(f"--bump-revision={BUMP}", "--mark-compacted"),
+        *(f"--bump-revision={bump}", "--mark-compacted"),
     ]
+    return _pod(POD, name, image, command)
+
+
+def _pod(name: str, container: str, image: str, command: Sequence[str]) -> dict[str, Any]:
+    """A static pod with etcd's folder that runs a program of etcd's image once."""
     data = {"name": "etcd-data", "mountPath": etcd_snapshot.DATA}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": POD, "namespace": "kube-system"},
+        "metadata": {"name": name, "namespace": "kube-system"},
         "spec": {
             "hostNetwork": True,
             "restartPolicy": "Never",
             "priorityClassName": "system-node-critical",
             "containers": [
                 {
-                    "name": name,
+                    "name": container,
                     "image": image,
                     "imagePullPolicy": "IfNotPresent",
-                    "command": command,
+                    "command": [*command],
                     "volumeMounts": [data],
                 }
             ],
@@ -194,7 +272,7 @@ def _swap(snapshot: str, machine_ledger: Ledger) -> None:
     """Move the old data aside and the new data into its place; each move is atomic, on one file system."""
     state = machine_ledger.etcd_restore
     if "before" not in state:
-        state["before"] = f"{_BEFORE}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        state["before"] = f"{etcd_data.BEFORE}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         machine_ledger.save()
     member, before = f"{etcd_snapshot.DATA}/member", f"{etcd_snapshot.DATA}/{state['before']}"
     new = f"{restored_folder(snapshot)}/member"
@@ -212,13 +290,13 @@ def _swap(snapshot: str, machine_ledger: Ledger) -> None:
     tree.remove(restored_folder(snapshot))
 
 
-def _verify(revision: int, limit_s: float) -> None:
-    """Raise MachineProblem unless the restored cluster works, from etcd to a controller."""
+def _verify(least: int, limit_s: float) -> None:
+    """Raise MachineProblem unless the restored cluster works, from etcd, at revision ``least``, to a controller."""
     found = etcd_snapshot.status()
-    if found["revision"] < revision + BUMP or len(found["members"]) != 1:
+    if found["revision"] < least or len(found["members"]) != 1:
         raise MachineProblem(
             f"etcd is at revision {found['revision']} with {len(found['members'])} members",
-            f"one member, above revision {revision + BUMP}",
+            f"one member, at revision {least} or above",
             "run the command again",
         )
     client = kube_api.admin()
@@ -259,10 +337,23 @@ def _probe_controller(client: Client, limit_s: float) -> None:
 
 def _clean(kept: str) -> None:
     """Delete the snapshot, and what this restore and earlier ones left; the old data ``kept`` stays."""
+    clean_new()
+    for name in os.listdir(etcd_snapshot.DATA):
+        if name.startswith(etcd_data.BEFORE) and name != kept:
+            tree.remove(f"{etcd_snapshot.DATA}/{name}")
+
+
+def clean_new() -> None:
+    """Delete the snapshot, and data that was made from it and is not in use."""
     etcd_upload.clear()
     for name in os.listdir(etcd_snapshot.DATA):
-        if name.startswith((_BEFORE, _RESTORED, _PARTIAL)) and name != kept:
+        if name.startswith((_RESTORED, _PARTIAL)):
             tree.remove(f"{etcd_snapshot.DATA}/{name}")
+
+
+def wait_ready(name: str, limit_s: float) -> None:
+    """Wait until a component of the control plane is ready; raises MachineProblem."""
+    _wait(lambda: static_pods.is_ready(name), limit_s, f"{name} does not become ready", name)
 
 
 def _wait(done: Callable[[], bool], limit_s: float, found: str, name: str) -> None:

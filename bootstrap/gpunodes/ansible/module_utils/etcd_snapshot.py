@@ -30,22 +30,33 @@ def status() -> dict[str, Any]:
 
     A member has ``id``, ``name`` and ``learner``. Raises MachineProblem if etcd does not respond as expected.
     """
+    found = _own()
+    members = [{"id": each.number, "name": each.name, "learner": each.learner} for each in etcd.members()]
+    return {**found, "members": members}
+
+
+def revision() -> int:
+    """The revision of this member, which it reports without a leader, too; raises MachineProblem if it does not run."""
+    return int(_own()["revision"])
+
+
+def _own() -> dict[str, Any]:
+    """What this member reports of itself."""
     text = etcdctl.must(["endpoint", "status"])
     try:
         own = json.loads(text)[0]["Status"]
-        found = {
+        leader = int(own.get("leader", 0))  # it is left out while there is none
+        return {
             "version": str(own["version"]),
             "db_size": int(own["dbSize"]),
             "revision": int(own["header"]["revision"]),
-            "leader": own["leader"] == own["header"]["member_id"],
-            "leader_id": f"{int(own['leader']):x}",
+            "leader": leader == own["header"]["member_id"],
+            "leader_id": f"{leader:x}",
         }
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise MachineProblem(
             f"etcdctl reports an unexpected status ({type(error).__name__})", "its JSON form", "see its version"
         ) from error
-    members = [{"id": each.number, "name": each.name, "learner": each.learner} for each in etcd.members()]
-    return {**found, "members": members}
 
 
 @contextlib.contextmanager

@@ -10,13 +10,15 @@ import glob
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from . import disk, etcd_snapshot, kubeconfig, lock
+from . import disk, etcd_snapshot, kubeconfig, ledger, lock, static_pod_files
+from .ledger import Ledger
 from .problem import MachineProblem
 
 PREFIX = "gpunodes-restore-"
@@ -35,10 +37,11 @@ def _end(*_: object) -> None:
 
 
 def main(options: Mapping[str, Any]) -> None:
-    """Receive a snapshot; the options are its ``size``, ``sha256``, and ``ca_hash`` of its cluster."""
+    """Receive a snapshot; the options are its ``size``, ``sha256``, and ``ca_hash`` and ``etcd`` of its cluster."""
     signal.signal(signal.SIGTERM, _end)
     try:
         check_authority(str(options["ca_hash"]))
+        check_version(str(options["etcd"]), ledger.load())
         # The restore of a command that was killed may go on here, and deletes the snapshot at its end.
         with lock.held():
             _take(options)
@@ -73,6 +76,27 @@ def check_authority(ca_hash: str) -> None:
             "a backup of this cluster",
             "use a backup of this cluster, or another inventory",
         )
+
+
+def check_version(version: str, machine_ledger: Ledger) -> None:
+    """Raise MachineProblem if the etcd of this control plane is of an older minor than ``version``, the backup's.
+
+    An image without a version in its tag decides nothing.
+    """
+    manifest = disk.read(machine_ledger.manifests.get("etcd", static_pod_files.path("etcd"))) or ""
+    tag = static_pod_files.image("etcd", manifest).partition("@")[0].rpartition("/")[2].rpartition(":")[2]
+    own, needed = _minor(tag), _minor(version)
+    if own and needed and own < needed:
+        raise MachineProblem(
+            f"the backup is of etcd {version}, and this control plane has etcd {tag}",
+            f"etcd {needed[0]}.{needed[1]} or newer: an older one cannot read it",
+            "restore an older backup, or upgrade Kubernetes to the version of the backup first; nothing was stopped",
+        )
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    found = re.match(r"v?([0-9]{1,4})\.([0-9]{1,4})\.", version)
+    return (int(found.group(1)), int(found.group(2))) if found else None
 
 
 def clear() -> None:

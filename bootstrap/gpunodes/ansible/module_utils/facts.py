@@ -176,8 +176,8 @@ def kubernetes() -> dict[str, Any]:
 
     ``unfinished``: kubeadm may have succeeded, but the steps after it were interrupted. ``before``: the version of the
     kubelet before the last upgrade. ``etcd``: it has data of kubeadm's etcd, ``foreign_etcd``: files of others in
-    etcd's folder. ``ended``: the certificate of its
-    kubelet has ended, so that it must join again. ``configured``: gpunodes joined it, or configured its kubelet.
+    etcd's folder. ``restore``: of etcd, see ``etcd_data.restore``. ``ended``: the certificate of its kubelet
+    has ended, so that it must join again. ``configured``: gpunodes joined it, or configured its kubelet.
     """
     kubelet = kubeconfig.load(kubeconfig.KUBELET)
     admin = kubeconfig.load(kubeconfig.ADMIN)
@@ -187,11 +187,13 @@ def kubernetes() -> dict[str, Any]:
     with contextlib.suppress(MachineProblem):
         ca_hash = kubelet.ca_hash if kubelet else kubeconfig.ca_hash(ca) if ca else None
     role, unfinished, before, joined, etcd, in_the_way = None, False, "", False, True, False
+    restore = ""
     manifest = disk.read(API_SERVER)
     with contextlib.suppress(MachineProblem):
         found = ledger.load()
         unfinished, before, joined = found.kubeadm.endswith(" started"), found.kubelet_before, bool(found.kubeadm)
         etcd, in_the_way = etcd_data.is_kubeadms(found), etcd_data.is_in_the_way(found)
+        restore = etcd_data.restore(found)
         if manifest is None:
             # An interrupted restart may have left it away.
             manifest = disk.read(found.manifests.get("kube-apiserver", ""))
@@ -208,6 +210,7 @@ def kubernetes() -> dict[str, Any]:
         "before": before,
         "etcd": os.path.isdir(etcd_data.MEMBER) and etcd,
         "foreign_etcd": in_the_way,
+        "restore": restore,
         "ended": _has_ended(CLIENT_CERTIFICATE),
         "configured": joined or os.path.exists(KUBELET_ORDER),
     }

@@ -89,7 +89,7 @@ def pods_with_gpus(node: str, client: Client | None = None) -> list[str]:
 
 def _has_gpu(pod: Mapping[str, Any], claims: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> bool:
     """Whether a pod has a GPU by a request or by a claim; the device plugin, which serves them, has none."""
-    if _allocated(pod):
+    if gpu_pods.has_request(pod):
         return True
     claimed = {**pod, "spec": {**pod["spec"], "runtimeClassName": None, "volumes": []}}
     return bool(pod["spec"].get("resourceClaims")) and gpu_pods.uses_gpu(
@@ -168,7 +168,7 @@ def _start_job(client: Client, watch: _Watch, image: str) -> None:
         _start_claiming_job(client, watch, image)
         return
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={watch.node}")["items"]
-    allocated = sum(map(_allocated, pods), Counter[str]())
+    allocated = sum(map(gpu_pods.requested, pods), Counter[str]())
     free = [name for name, count in watch.offered.items() if allocated[name] < count]
     if not free:
         watch.levels.append(Level("pod", "skipped", f"pods use all of {_formatted(watch.offered)}"))
@@ -191,15 +191,6 @@ def _start_claiming_job(client: Client, watch: _Watch, image: str) -> None:
     client.call("POST", _TEMPLATES, slices.claim_template(watch.job))
     client.call("POST", _JOBS, claiming_job(watch.job, watch.node, image))
     watch.reason = "the job's pod has not started yet"
-
-
-def _allocated(pod: Mapping[str, Any]) -> Counter[str]:
-    """GPU resources that are allocated to a pod, by name; none after it ended."""
-    allocated = Counter[str]()
-    if pod["status"].get("phase") not in {"Succeeded", "Failed"}:
-        for container in pod["spec"]["containers"]:
-            allocated.update(devices.counts((container.get("resources") or {}).get("limits") or {}))
-    return allocated
 
 
 def _check_job(client: Client, watch: _Watch) -> None:

@@ -9,13 +9,15 @@ import os
 import re
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from . import disk, kubeconfig
 from .problem import MachineProblem
 
+PORT = 6443
+"""The port of the API servers on control-plane machines."""
 _CONNECT_S = 5
 """Time limit in seconds for a connection while there is another address to try."""
 _PATIENCE_S = 60
@@ -255,6 +257,26 @@ def admin(patience_s: float = _PATIENCE_S) -> Client:
             "create one first: gpunodes init-master",
         )
     return Client(config, patience_s)
+
+
+def local(address: str, patience_s: float = 0.0) -> Client:
+    """The administrator's client of the API server on this machine, wherever the cluster's endpoint leads."""
+    config = kubeconfig.load(kubeconfig.ADMIN)
+    if config is None:
+        raise MachineProblem(f"{kubeconfig.ADMIN} does not exist on this machine", "a control plane")
+    return Client(replace(config, server=f"https://{address}:{PORT}"), patience_s)
+
+
+def local_problem(address: str) -> str:
+    """Why the API server on this machine is not ready, "" if it is."""
+    client = local(address)
+    try:
+        client.get("/readyz")
+    except ApiError as error:
+        return str(error.problem.found)
+    finally:
+        client.close()
+    return ""
 
 
 def _load_pair(context: ssl.SSLContext, certificate: str, key: str) -> None:

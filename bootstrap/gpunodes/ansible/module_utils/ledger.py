@@ -91,7 +91,10 @@ class Ledger:
     """What changes with the settings of the control plane, static pods and "kubeadm-config": "begun" or "done". The
     earlier state is kept in /etc/kubernetes/gpunodes-settings until the change is verified; a reset removes that."""
     etcd_restore: dict[str, str] = field(default_factory=dict)
-    """A restore of etcd that has begun: "snapshot" (SHA-256), "before" (folder of the old data), "state"."""
+    """A restore of etcd that has begun: "snapshot" (SHA-256), "state", "before" (folder of the old data), "replaced"
+    (its revision, as far as it can be read) and "bump" (by how much the snapshot's revision is raised)."""
+    etcd_revision: int = 0
+    """The revision with which the last restore of etcd began: clients of that cluster know it, whatever is read."""
 
     def note_packages(self, names: Iterable[str]) -> None:
         _add(self.packages, names)

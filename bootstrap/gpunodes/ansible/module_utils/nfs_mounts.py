@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -29,10 +30,18 @@ def check_unmounted(shares: Iterable[str], limit_s: float) -> None:
 
 
 def mounted(mounts: str, shares: Iterable[str]) -> list[tuple[str, str]]:
-    """The mounts of these shares, and of folders in them, by /proc/mounts: source and mount point."""
-    rows = [line.split(" ") for line in mounts.splitlines()]
-    found = [(row[0], row[1]) for row in rows if len(row) > 2 and row[2] in {"nfs", "nfs4"}]  # noqa: PLR2004 - the type is the third field
-    return [each for each in found if any(_is_in(each[0], share) for share in shares)]
+    """The mounts of these shares, and of folders in them, by /proc/mounts: source and mount point.
+
+    A share counts by the name that was mounted, and by the server's address, which is among the options.
+    """
+    wanted, found = list(shares), []
+    for row in (line.split(" ") for line in mounts.splitlines()):
+        if len(row) > 3 and row[2] in {"nfs", "nfs4"}:  # noqa: PLR2004 - source, mount point, type and options
+            address = re.search(r"(?:^|,)addr=([^,]+)", row[3])
+            names = [row[0], f"{address[1]}:/{row[0].partition(':/')[2]}"] if address else row[:1]
+            if any(_is_in(name, share) for name in names for share in wanted):
+                found.append((row[0], row[1]))
+    return found
 
 
 def _is_in(source: str, share: str) -> bool:

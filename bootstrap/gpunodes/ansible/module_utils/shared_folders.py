@@ -18,6 +18,8 @@ _PARENT_MODE = 0o755
 # The user nobody (exports(5), anonuid): with fs.protected_regular a node's kernel lets a pod's root, whose files are
 # nobody's here, open files in such a folder only if it is nobody's, too (Documentation/admin-guide/sysctl/fs.rst).
 _OWNER = 65534
+_UNFINISHED = ".gpunodes-new"
+"""What a folder's name ends with until it has its owner and mode: one that has its name stays as it is."""
 
 
 def create(paths: Sequence[str], check: bool) -> Report:
@@ -37,10 +39,24 @@ def create(paths: Sequence[str], check: bool) -> Report:
         notes = ledger.load(path)
         notes.shared += [each for each in missing if each not in notes.shared]
         notes.save(path)
-        for each in missing:
+        for each in missing[:-1]:
             os.mkdir(each, _PARENT_MODE)
-        _open_to_all(folder)
+        _make_shared(folder)
     return report
+
+
+def _make_shared(folder: str) -> None:
+    """Make a folder that has its owner and mode when it gets its name, also after a run that was killed meanwhile."""
+    made = f"{folder}{_UNFINISHED}"
+    _forget(made)
+    os.mkdir(made, _PARENT_MODE)
+    _open_to_all(made)
+    os.rename(made, folder)
+
+
+def _forget(unfinished: str) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.rmdir(unfinished)
 
 
 def _open_to_all(folder: str) -> None:
@@ -58,6 +74,8 @@ def remove(check: bool) -> Report:
     report = Report()
     gone: set[str] = set()
     for folder in sorted(ledger.load(ledger.path_of(SECTION)).shared, key=len, reverse=True):
+        if not check:
+            _forget(f"{folder}{_UNFINISHED}")
         # In check mode those in it still exist.
         if os.path.islink(folder) or not os.path.isdir(folder):
             continue

@@ -21,6 +21,7 @@ UDP = frozenset({8472})
 """The cluster's UDP ports (planner/tables/ports.toml), which count also among those of outgoing connections."""
 # States of include/net/tcp_states.h: TCP_LISTEN, and for UDP TCP_CLOSE, a socket without a peer.
 _WAITING = {"tcp": "0A", "udp": "07"}
+_ESTABLISHED = "01"
 _MOST = 1000
 """The most sockets that are reported."""
 _NO_PEER = "0000"
@@ -66,6 +67,18 @@ def parse(table: str, protocol: str) -> list[dict[str, Any]]:
         found.append(
             {"protocol": protocol, "address": _address(address), "port": int(port, 16), "inode": int(fields[9])}
         )
+    return found
+
+
+def peers(port: int) -> set[str]:
+    """The addresses that are connected to a TCP port of this machine."""
+    found = set()
+    for suffix in ("", "6"):
+        for line in (disk.read(f"{PROC}/net/tcp{suffix}") or "").splitlines():
+            fields = line.split()
+            if len(fields) > 3 and fields[3] == _ESTABLISHED and int(fields[1].rpartition(":")[2], 16) == port:  # noqa: PLR2004 - the fields above
+                address = ipaddress.ip_address(_address(fields[2].rpartition(":")[0]))
+                found.add(str(getattr(address, "ipv4_mapped", None) or address))
     return found
 
 

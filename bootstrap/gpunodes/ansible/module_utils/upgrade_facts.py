@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+import itertools
+import json
+import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urljoin
@@ -27,12 +31,18 @@ _INDEX_LIMIT = 64 << 20
 """Bytes of a package source's index, uncompressed."""
 _ANSWER_LIMIT_S = 30
 _WHOLE_S = 180
+_STARTS_S = 10
+"""Seconds for an API server that starts at the moment."""
 _MOST = 200
 """Deprecated APIs that are reported."""
 _RELEASE = re.compile(r"[1-9]\d?\.\d{1,3}")
 _NAME = re.compile(r"[A-Za-z0-9./:_@-]{0,300}")
 _GPU_PODS = "name in (nvidia-device-plugin-ds,nvidia-dra-driver)"
 """The pods of the device plugin, and of the driver for dynamic resource allocation."""
+_FEATURE_GATES = re.compile(r"[\"']?featureGates[\"']?[ ]*:")
+_TRUE = ("true", "yes", "on")
+_GATE_NAME = re.compile(r"[A-Za-z0-9]{1,100}")
+_GATE = re.compile(r"\b([A-Za-z0-9]{1,100})[\"']?[ ]*:[ ]*(true|false|yes|no|on|off)\b", re.IGNORECASE)
 _DEPRECATED = "apiserver_requested_deprecated_apis{"
 
 
@@ -58,7 +68,7 @@ def read(
     offered, unread = _offered(sources.url, sources.proxies) if sources.url else ({}, "")
     texts = {name: versions.manifest(name) or "" for name in versions.COMPONENTS}
     given = {name: versions.arguments(text) for name, text in texts.items() if text}
-    environment = "\n".join(disk.read(path) or "" for path in _ENVIRONMENTS)
+    environment = "\n".join([_unit(), *(disk.read(path) or "" for path in _ENVIRONMENTS)])
     found = ledger.load()
     return {
         "kubeadm": versions.program("kubeadm"),
@@ -68,7 +78,7 @@ def read(
         "arguments": {name: sorted(found) for name, found in given.items()},
         "gates": {name: gates_of(found.get("feature-gates", "")) for name, found in given.items()},
         "kubelet_arguments": kubelet_arguments(environment),
-        "kubelet_gates": kubelet_gates(disk.read(f"{_KUBELET}/config.yaml") or "") | argument_gates(environment),
+        "kubelet_gates": _gates_of_files(environment, found.files) | argument_gates(environment),
         "unpackaged": _unpackaged(),
         "unfinished": bool(found.upgrade),
         # Of a control plane that gpunodes made this is drift, which is compared with the settings.
@@ -76,8 +86,23 @@ def read(
         "offered": offered,
         "unread": unread,
         "fetched": _fetched_images(sources, offered),
+        **_requested(),
         "cluster": _cluster(kube_api.admin()) if cluster else None,
     }
+
+
+def _requested() -> dict[str, Any]:
+    """The deprecated APIs that were requested of the API server on this machine, or why that is not known.
+
+    Each API server counts what it was asked itself.
+    """
+    if not compared.is_control_plane():
+        return {"deprecated": [], "metrics_unread": ""}
+    try:
+        found = compared.own_client(_STARTS_S).get("/metrics")
+    except MachineProblem as problem:
+        return {"deprecated": [], "metrics_unread": str(problem)[:300]}
+    return {"deprecated": deprecated(str(found.get("message") or "")), "metrics_unread": ""}
 
 
 def _unpackaged() -> list[str]:
@@ -140,11 +165,42 @@ def argument_gates(text: str) -> dict[str, bool]:
     return found
 
 
+def _unit() -> str:
+    """The files of the kubelet's unit, without comments: they may have arguments, too."""
+    lines = process.run(["systemctl", "cat", "kubelet.service"], _ANSWER_LIMIT_S).out.splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("#", ";")))
+
+
+def _gates_of_files(arguments: str, own: Container[str]) -> dict[str, bool]:
+    """The feature gates of the kubelet's configuration and of the files in its --config-dir, as it merges them.
+
+    Without files of gpunodes itself, ``own``: an upgrade writes these anew before it starts the kubelet. Source:
+    kubernetes.io, "Set Kubelet Parameters Via A Configuration File".
+    """
+    found = kubelet_gates(disk.read(f"{_KUBELET}/config.yaml") or "")
+    folders = re.findall(r"--config-dir[= ]([^\s\"']+)", arguments)
+    # Of an argument that is given again the kubelet takes the last one.
+    for folder in folders[-1:]:
+        paths = sorted(os.path.join(where, name) for where, _, names in os.walk(folder) for name in names)
+        for path in paths[:_MOST]:
+            if path.endswith(".conf") and path not in own:
+                found |= kubelet_gates(disk.read(path) or "")
+    return found
+
+
 def kubelet_gates(text: str) -> dict[str, bool]:
-    """The feature gates in the kubelet's configuration, which kubeadm writes as YAML with one gate a line."""
-    block = re.search(r"^featureGates:[ ]*\n((?:[ ]+\S.*\n?)+)", text, re.MULTILINE)
-    found = re.findall(r"^[ ]+\"?([A-Za-z0-9]+)\"?: (true|false)\s*$", block.group(1) if block else "", re.MULTILINE)
-    return {name: value == "true" for name, value in found}
+    """The feature gates in a file of the kubelet's configuration, YAML or JSON, which may be written by hand."""
+    with contextlib.suppress(ValueError):
+        document = json.loads(text)
+        given = document.get("featureGates") if isinstance(document, dict) else None
+        gates = given.items() if isinstance(given, dict) else ()
+        return {name: value for name, value in gates if isinstance(value, bool) and _GATE_NAME.fullmatch(name)}
+    lines = [re.sub(r"(^|\s)#.*", "", line) for line in text.splitlines()]
+    lines = [line for line in lines if line.strip()]
+    first = next((number for number, line in enumerate(lines) if _FEATURE_GATES.match(line)), len(lines))
+    inside = itertools.takewhile(lambda line: line[0] in " \t}", lines[first + 1 :])
+    block = "\n".join([*(_FEATURE_GATES.sub("", line) for line in lines[first : first + 1]), *inside])
+    return {name: value.lower() in _TRUE for name, value in _GATE.findall(block)}
 
 
 def _offered(url: str, proxies: Proxies | None) -> tuple[dict[str, list[str]], str]:
@@ -225,7 +281,6 @@ def _cluster(client: Client) -> dict[str, Any]:
         "coredns": _image(client, "deployments/coredns"),
         "proxy": _image(client, "daemonsets/kube-proxy"),
         "addons": sorted(name for name in images if _NAME.fullmatch(name))[:_MOST],
-        "deprecated": deprecated(str(client.get("/metrics").get("message") or "")),
     }
 
 

@@ -15,6 +15,8 @@ from .host.spec import Spec
 from .problem import MachineProblem
 
 CONFIG = "/etc/keepalived/keepalived.conf"
+_SELINUX = "/sys/fs/selinux"
+_BOOLEAN = "keepalived_connect_any"
 MARK = "# Managed by gpunodes."
 _SERVICE = "keepalived"
 _ETHERNET = "1"
@@ -32,7 +34,8 @@ def read(address: str) -> dict[str, Any] | None:
 
     ``held``: the machine has it; ``managed``: by a keepalived of gpunodes; ``foreign``: keepalived has a configuration
     that gpunodes did not write. ``mac``: the MAC address of the network interface for it, "" without one; ``answers``:
-    the MAC addresses of other hosts that answer for the address.
+    the MAC addresses of other hosts that answer for the address. ``confined``: SELinux keeps keepalived's programs from
+    connecting to the API server.
     """
     if not address:
         return None
@@ -47,7 +50,16 @@ def read(address: str) -> dict[str, Any] | None:
         "foreign": bool(config) and not managed,
         "mac": mac,
         "answers": [] if held or not mac else answers(device, mac, address),
+        "confined": is_confined(),
     }
+
+
+def is_confined() -> bool:
+    """Whether SELinux enforces a policy that lets keepalived connect to no port, unless its boolean is on."""
+    enforces = (disk.read(f"{_SELINUX}/enforce") or "").strip() == "1"
+    # "0 1": the present value, and the one that is pending.
+    boolean = (disk.read(f"{_SELINUX}/booleans/{_BOOLEAN}") or "").split()
+    return enforces and boolean[:1] == ["0"]
 
 
 def is_held(address: str) -> bool:

@@ -21,8 +21,8 @@ options:
     default: ""
   state:
     description: >-
-      V(present) applies the objects. V(verified) waits until all workloads of the add-on run, and it answers. V(listed)
-      reads which add-ons are installed.
+      V(present) applies the objects. V(verified) waits until all workloads of the add-on run for a while without a
+      restart, and it answers. V(listed) reads which add-ons are installed.
     type: str
     choices: [present, absent, verified, listed]
     default: present
@@ -79,6 +79,12 @@ objects:
   type: list
   elements: str
   sample: ["Deployment metrics-server"]
+idle:
+  description: Its DaemonSets for which the cluster has no node.
+  returned: with V(verified)
+  type: list
+  elements: str
+  sample: [dcgm-exporter]
 installed:
   description: The versions of the installed add-ons, by name.
   returned: with V(listed)
@@ -116,8 +122,8 @@ def main() -> None:
         if given["state"] == "listed":
             return {"changed": False, "objects": [], "installed": optional.installed()}
         if given["state"] == "verified":
-            optional.wait(given["name"], given["proof"], given["timeout"])
-            return {"changed": False, "objects": []}
+            idle = optional.wait(given["name"], given["proof"], given["timeout"])
+            return {"changed": False, "objects": [], "idle": idle}
         if given["state"] == "present":
             changed, shown = optional.up(given["objects"], given["name"], given["version"], module.check_mode)
         else:

@@ -14,7 +14,7 @@ description:
     since kubeadm adds members.
   - C(absent) removes the member with O(address), from a control plane that stays. Moves the leadership of etcd first.
     Refuses if fewer of the remaining members would work than etcd needs.
-  - C(alone) fails if the cluster of this control plane has other members, or if that is unknown.
+  - C(alone) fails if the cluster of this control plane has members that are not O(leaving), or if that is unknown.
 options:
   state:
     description: What to check or to do.
@@ -22,13 +22,21 @@ options:
     choices: [present, absent, alone]
     default: present
   address:
-    description: IP address in the peer URL of the member. Required except for O(state=alone).
+    description: >-
+      IP address in the peer URL of the member. Required except for O(state=alone), and for O(state=absent) with
+      O(dead_name).
     type: str
     default: ""
   name:
     description: >-
       For O(state=absent), the name of the machine's node, which its member has; empty without a node. A member of
       another node is never removed.
+    type: str
+    default: ""
+  dead_name:
+    description: >-
+      For O(state=absent), the name of a machine that is gone; empty for another machine. Its member is also found by
+      O(name), or by this name if it has no node, and is not removed while it works.
     type: str
     default: ""
   joining:
@@ -41,6 +49,17 @@ options:
     description: For O(joining), whether the machine has data of etcd.
     type: bool
     default: false
+  leaving:
+    description: For O(state=alone), names and addresses of the machines that are reset together, with this one.
+    type: list
+    elements: str
+    default: []
+  required:
+    description: >-
+      For O(state=alone), whether others of the inventory stay. Without others, an etcd that does not respond, and
+      members that do not work, are no obstacle.
+    type: bool
+    default: true
   responds:
     description: >-
       For O(state=alone), whether the API of the cluster responds on another control plane. Then one that a restore of
@@ -107,8 +126,11 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent", "alone"], "default": "present"},
             "address": {"type": "str", "default": ""},
             "name": {"type": "str", "default": ""},
+            "dead_name": {"type": "str", "default": ""},
             "joining": {"type": "bool", "default": False},
             "data": {"type": "bool", "default": False},
+            "leaving": {"type": "list", "elements": "str", "default": []},
+            "required": {"type": "bool", "default": True},
             "responds": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 300},
         },
@@ -118,12 +140,13 @@ def main() -> None:
     def work() -> dict[str, object]:
         state, address, name, timeout = (module.params[key] for key in ("state", "address", "name", "timeout"))
         if state == "alone":
-            membership.check_alone(module.params["responds"])
+            leaving = module.params["leaving"]
+            membership.check_alone(leaving, module.params["required"], module.params["responds"])
         elif state == "absent" and module.params["joining"]:
             data = module.params["data"]
             return membership.remove_leftover(address, name, data, timeout, module.check_mode).result()
         elif state == "absent":
-            return membership.remove(address, name, module.check_mode).result()
+            return membership.remove(address, name, module.check_mode, module.params["dead_name"]).result()
         elif not module.check_mode:
             membership.wait_until_member(address, timeout)
         return Report().result()

@@ -11,7 +11,7 @@ short_description: Stop the control plane for a restore of etcd
 version_added: "0.1.0"
 description:
   - Moves the manifests of the API server, controller manager, scheduler and etcd away, and waits until they have ended.
-  - Refuses a machine of another cluster than that of the backup.
+  - Refuses a machine of another cluster than that of the backup, and one whose etcd is older than the backup's.
 options:
   snapshot:
     description: SHA-256 of the snapshot, in hexadecimal.
@@ -19,6 +19,10 @@ options:
     required: true
   ca_hash:
     description: Pin of the CA of the backup's cluster, as in C(kubeadm join).
+    type: str
+    required: true
+  etcd_version:
+    description: Version of the backup's etcd.
     type: str
     required: true
 attributes:
@@ -41,6 +45,7 @@ EXAMPLES = r"""
   gpunodes.bootstrap.etcd_stopped:
     snapshot: "{{ 'a' * 64 }}"
     ca_hash: "sha256:{{ 'b' * 64 }}"
+    etcd_version: 3.6.8
 """
 
 RETURN = r"""
@@ -74,11 +79,13 @@ def main() -> None:
         argument_spec={
             "snapshot": {"type": "str", "required": True},
             "ca_hash": {"type": "str", "required": True},
+            "etcd_version": {"type": "str", "required": True},
         },
         supports_check_mode=True,
     )
     given = module.params
-    carry_out(module, lambda: etcd_restore.stop(given["snapshot"], given["ca_hash"], module.check_mode).result())
+    arguments = (given["snapshot"], given["ca_hash"], given["etcd_version"])
+    carry_out(module, lambda: etcd_restore.stop(*arguments, module.check_mode).result())
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ options:
       among O(objects) are deleted. Empty for none.
     type: str
     default: ""
+  wait:
+    description: Seconds to wait until deleted objects are gone; 0 for not at all.
+    type: int
+    default: 0
   network:
     description: >-
       Whether the objects are the network add-on. Then they are refused if nodes are ready without its DaemonSet:
@@ -90,19 +94,20 @@ def main() -> None:
             "objects": {"type": "list", "elements": "dict", "required": True},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "label": {"type": "str", "default": ""},
+            "wait": {"type": "int", "default": 0},
             "network": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        given, label = module.params["objects"], module.params["label"]
+        given, label, wait = (module.params[key] for key in ("objects", "label", "wait"))
         present = module.params["state"] == "present"
         if module.params["network"]:
             objects.check_network(given)
         changed, differences = objects.apply(given, module.check_mode) if present else ([], [])
         deletes = label or not present
-        deleted, gone = objects.delete(given, label, module.check_mode, keep=present) if deletes else ([], [])
+        deleted, gone = objects.delete(given, label, module.check_mode, present, wait) if deletes else ([], [])
         return {"changed": bool(changed or deleted), "objects": changed + deleted, "diff": differences + gone}
 
     carry_out(module, work, changes=False)

@@ -29,6 +29,10 @@ options:
     description: Its container runtime, such as C(containerd://2.1.4). If empty, that is not verified.
     type: str
     default: ""
+  daemons:
+    description: Whether its static pods and the daemons that the cluster needs must run.
+    type: bool
+    default: true
   timeout:
     description: Seconds to wait.
     type: int
@@ -77,6 +81,7 @@ def main() -> None:
             "kubelet": {"type": "str", "default": ""},
             "components": {"type": "str", "default": ""},
             "runtime": {"type": "str", "default": ""},
+            "daemons": {"type": "bool", "default": True},
             "timeout": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
@@ -86,7 +91,8 @@ def main() -> None:
         given = module.params
         if module.check_mode:
             return {"changed": False, "version": ""}
-        upgraded.wait(given["node"], given["kubelet"], given["components"], given["timeout"], given["runtime"])
+        versions = given["kubelet"], given["components"]
+        upgraded.wait(given["node"], *versions, given["timeout"], given["runtime"], daemons=given["daemons"])
         return {"changed": False, "version": given["kubelet"] or given["components"] or given["runtime"]}
 
     carry_out(module, work, changes=False)

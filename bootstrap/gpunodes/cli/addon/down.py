@@ -33,9 +33,9 @@ def command(name: str, dry_run: bool, yes: bool, inventory_path: Path, as_json: 
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     if not dry_run:
         terminal.confirm(f"all objects of {addon.name} are deleted", yes=yes)
-    changed = addons.down(InventoryFleet(inventory), inventory, addon, rollout_options.lines(), dry_run=dry_run)
+    done = addons.down(InventoryFleet(inventory), inventory, addon, rollout_options.lines(), dry_run=dry_run)
     if as_json:
-        terminal.echo(view_of.change_document(addon, changed, dry_run=dry_run))
+        terminal.echo(view_of.change_document(addon, done, dry_run=dry_run))
     else:
-        terminal.echo(view_of.change(addon, changed, "removed", dry_run=dry_run))
+        terminal.echo(view_of.change(addon, done, "removed", dry_run=dry_run))
     return ExitCode.DONE

@@ -34,9 +34,9 @@ def command(name: str, manifest: Path | None, dry_run: bool, inventory_path: Pat
 
     addon = chosen(name)
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
-    changed = addons.up(InventoryFleet(inventory), inventory, addon, manifest, rollout_options.lines(), dry_run=dry_run)
+    done = addons.up(InventoryFleet(inventory), inventory, addon, manifest, rollout_options.lines(), dry_run=dry_run)
     if as_json:
-        terminal.echo(view_of.change_document(addon, changed, dry_run=dry_run))
+        terminal.echo(view_of.change_document(addon, done, dry_run=dry_run))
     else:
-        terminal.echo(view_of.change(addon, changed, "it runs", dry_run=dry_run))
+        terminal.echo(view_of.change(addon, done, view_of.running(done), dry_run=dry_run))
     return ExitCode.DONE

@@ -17,16 +17,16 @@ from gpunodes.errors import ExitCode
 def command(name: str, inventory_path: Path, as_json: bool) -> int:
     """Verify that an optional add-on runs and answers.
 
-    It waits for that for gpunodes_ready_timeout, and changes nothing.
+    It waits for that for gpunodes_ready_timeout, watches it for 20 seconds, and changes nothing.
     """
     from gpunodes.operations import addons, checked
     from gpunodes.planner.addons import chosen
     from gpunodes.views import addons as view_of
 
     addon = chosen(name)
-    addons.verify(checked.inventory(inventory_path, checked.Needs.CLUSTER), addon)
+    done = addons.verify(checked.inventory(inventory_path, checked.Needs.CLUSTER), addon)
     if as_json:
-        terminal.echo(view_of.change_document(addon, [], dry_run=False))
+        terminal.echo(view_of.change_document(addon, done, dry_run=False))
     else:
-        terminal.line(f"{addon.name}: it runs")
+        terminal.line(f"{addon.name}: {view_of.running(done)}")
     return ExitCode.DONE

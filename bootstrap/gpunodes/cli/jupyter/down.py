@@ -31,11 +31,11 @@ def command(name: str, namespace: str, yes: bool, inventory_path: Path, as_json:
     terminal.check_confirmable("jupyter down", yes=yes)
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     with notebooks.connected(inventory) as api:
-        removed, request = notebooks.down(api, place, lambda what: terminal.confirm(what, yes=yes))
+        removed, request, home = notebooks.down(api, place, lambda what: terminal.confirm(what, yes=yes))
     if as_json:
         terminal.echo(view_of.dump_removed(place, removed, request))
     elif removed:
-        terminal.line(f"removed {', '.join(removed)}; {notebooks.home(place, request)}")
+        terminal.line(f"removed {', '.join(removed)}; {home}")
     else:
         terminal.line(f"there is no notebook {place}")
     return ExitCode.DONE

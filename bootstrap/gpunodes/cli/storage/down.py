@@ -18,7 +18,7 @@ def command(yes: bool, flags: common.CommonOptions) -> int:
 
     Removes the volumes and claims of gpunodes, then the NFS client of each node, then the exports and the NFS server of
     the group storage, as far as gpunodes installed them. Refused while a pod uses a claim, or a node has a share
-    mounted.
+    mounted; the NFS server stays while any machine is connected to it.
     """
     yes = yes or flags.options.dry_run
     terminal.check_confirmable(commands.DOWN.name, yes=yes)

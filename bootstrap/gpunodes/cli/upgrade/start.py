@@ -11,7 +11,10 @@ from gpunodes.cli import common, options, rollout_options, terminal
 from gpunodes.errors import WrongInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpunodes.inventory import Inventory
+    from gpunodes.model import Machine
     from gpunodes.planner.upgrade_model import UpgradePlan
 
 
@@ -64,8 +67,8 @@ def command(
         return rollout_options.show_all(resumed, as_json=as_json)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
     machines = rollout_options.select(inventory, (), rollout_flags)
-    rollout_options.wake(fleet, machines, rollout_flags, report, lambda: _plan(inventory, str(target)))
-    plan = _plan(inventory, str(target))
+    rollout_options.wake(fleet, machines, rollout_flags, report, lambda: _plan(inventory, str(target), machines))
+    plan = _plan(inventory, str(target), machines)
     if behind := {step.machine for step in plan.steps} & {machine.name for machine in machines}:
         many = f"{len(behind)} machines are" if len(behind) > 1 else f"{next(iter(behind))} is"
         what = f"{many} upgraded to {plan.target}; each node is drained, one after the other"
@@ -82,9 +85,9 @@ def command(
     return rollout_options.show_all(done, as_json=as_json, none="nothing to upgrade")
 
 
-def _plan(inventory: Inventory, target: str) -> UpgradePlan:
-    """The plan; raises WrongInput, after it was shown, if something is in the way."""
-    from gpunodes.operations import upgrade_plan
+def _plan(inventory: Inventory, target: str, machines: Sequence[Machine]) -> UpgradePlan:
+    """The plan; raises WrongInput, after it was shown, if something is in the way of upgrading ``machines``."""
+    from gpunodes.operations import upgrade, upgrade_plan
     from gpunodes.views import text
     from gpunodes.views import upgrade as view_of
 
@@ -98,6 +101,7 @@ def _plan(inventory: Inventory, target: str) -> UpgradePlan:
         raise WrongInput(
             f"the upgrade to {target} is not possible yet", "a plan without findings", "see the plan above"
         )
+    upgrade.check_selection(plan, machines)
     return plan
 
 

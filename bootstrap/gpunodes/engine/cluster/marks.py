@@ -173,7 +173,7 @@ def clear(node: NodeObject, now: float) -> Patch:
 
 
 def _keeps_cordon(maintained: Maintenance | None, now: float) -> bool:
-    """Whether a node stays cordoned after a repair: of expired maintenance only its own cordon stays."""
+    """Whether a node stays cordoned after other work: of expired maintenance only its own cordon stays."""
     return maintained is not None and (maintained.cordoned or maintained.holds(now))
 
 
@@ -234,10 +234,11 @@ def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | No
     return _with_plugin(node, patch)
 
 
-def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
+def end_rollout(node: NodeObject, rollout: str, now: float) -> Patch | None:
     """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out.
 
-    Maintenance that began while the node was cordoned keeps it cordoned, and removes that cordon at its own end.
+    Maintenance that began while the node was cordoned keeps it cordoned, and removes that cordon at its own end, if it
+    has not expired. ``now`` in seconds since 1970.
     """
     annotations, maintained = _annotations(node), maintenance_of(node)
     if annotations.get(ROLLOUT) != rollout:
@@ -245,7 +246,7 @@ def end_rollout(node: NodeObject, rollout: str) -> Patch | None:
     patch: Patch = {"metadata": {"annotations": {ROLLOUT: None, ROLLOUT_CORDON: None}}}
     if cordoned_again(node):
         return patch
-    if ROLLOUT_CORDON in annotations and maintained:
+    if ROLLOUT_CORDON in annotations and maintained and _keeps_cordon(maintained, now):
         patch["metadata"]["annotations"][MAINTENANCE] = dataclasses.replace(maintained, cordoned=True).text()
     elif ROLLOUT_CORDON in annotations and NEEDS_REPAIR not in annotations:
         patch["spec"] = {"unschedulable": False}

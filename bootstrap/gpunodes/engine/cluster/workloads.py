@@ -30,6 +30,8 @@ _POD = {
     "spec": {"nodeName": _TEXT},
     "status": {
         "phase": _TEXT,
+        "reason": _TEXT,
+        "message": _TEXT,
         "conditions": _CONDITIONS,
         "containerStatuses": _CONTAINERS,
         "initContainerStatuses": _CONTAINERS,
@@ -61,12 +63,20 @@ class Workloads(Api):
         return bool(newest and status.get("readyReplicas") and status.get("updatedReplicas"))
 
     def labelled_pods(self, namespace: str, label: str) -> list[dict[str, Any]]:
-        """The pods with a label, those that are not being deleted first."""
+        """The pods with a label; those that have ended, or are being deleted, last.
+
+        A pod that failed, as after an eviction, stays in the list beside the one that replaced it.
+        """
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(label)}"
         pods: list[dict[str, Any]] = self._call("GET", path, keep=_KEEP).body["items"]
         for each in pods:
             check(each, _POD, "a pod")
-        return sorted(pods, key=lambda each: "deletionTimestamp" in each["metadata"])
+        return sorted(pods, key=_is_over)
+
+    def serving_pod(self, namespace: str, label: str) -> str:
+        """The name of a pod with a label that is ready; "" without one."""
+        pods = self.labelled_pods(namespace, label)
+        return next((str(each["metadata"]["name"]) for each in pods if not _is_over(each) and _is_ready(each)), "")
 
     def reason_of(self, namespace: str, label: str, deployment: Mapping[str, Any]) -> str:
         """Why a Deployment is not ready, as scheduler, kubelet or API server report it; on one line."""
@@ -78,12 +88,19 @@ class Workloads(Api):
         pods = self.labelled_pods(namespace, label)
         if not pods:
             return "it has no pod yet"
-        return self.problem_of(namespace, pods[0]) or line(
-            f"pod {pods[0]['metadata']['name']} is not counted as ready yet"
+        current = [each for each in pods if not _is_over(each)] or pods[:1]
+        problems = (self.problem_of(namespace, each) for each in current)
+        return next(filter(None, problems), "") or line(
+            f"pod {current[0]['metadata']['name']} is not counted as ready yet"
         )
 
     def problem_of(self, namespace: str, pod: Mapping[str, Any]) -> str:
         """Why a pod is not ready, "" if it is; on one line."""
+        status = pod["status"]
+        if status.get("phase") == "Failed" and status.get("reason"):
+            # Refused or evicted by the kubelet, which says why here.
+            name = pod["metadata"]["name"]
+            return line(f"pod {name}: {status['reason']}: {status.get('message') or ''}".rstrip(": "))
         reason = pod_problem(pod)
         if pod["spec"].get("nodeName") and reason.endswith(("is pending", "is running")):
             reason = self._warning(namespace, pod["metadata"]["name"]) or reason
@@ -119,6 +136,16 @@ class Workloads(Api):
                     f"see `kubectl -n {namespace} describe pod {name}`, then run the same command again",
                 )
             time.sleep(_POLL_S)
+
+
+def _is_over(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has ended, or is being deleted."""
+    return pod["status"].get("phase") in {"Succeeded", "Failed"} or "deletionTimestamp" in pod["metadata"]
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def line(text: Any) -> str:

@@ -86,9 +86,9 @@ class Notebooks(Workloads):
         check(service, _SERVICE, f"the Service {place.objects}")
         return next((each["nodePort"] for each in service["spec"]["ports"] if each.get("nodePort")), None)
 
-    def pods(self, place: Place) -> list[dict[str, Any]]:
-        """The pods of a notebook that are not being deleted first, the others after them."""
-        return self.labelled_pods(place.namespace, _label(place))
+    def pod(self, place: Place) -> str:
+        """The name of the pod of a notebook that is ready; "" without one."""
+        return self.serving_pod(place.namespace, _label(place))
 
     def reason(self, place: Place, deployment: Mapping[str, Any]) -> str:
         """Why a notebook is not ready, as scheduler, kubelet or API server report it; on one line."""

@@ -143,10 +143,10 @@ class RegistryServer(Workloads):
 
     def pod(self) -> str:
         """The name of the pod that serves; raises GpunodesError without one."""
-        pods = self.labelled_pods(NAMESPACE, _LABEL)
-        if not pods:
-            raise GpunodesError("the registry has no pod", "one that is ready", "run the same command again")
-        return str(pods[0]["metadata"]["name"])
+        name = self.serving_pod(NAMESPACE, _LABEL)
+        if not name:
+            raise GpunodesError("the registry has no pod that is ready", "one that is", "run the same command again")
+        return name
 
     def ready_nodes(self) -> dict[str, str]:
         """The architecture of each ready node, by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from gpunodes.ansible.module_utils.probe.known import STUCK_S
+from gpunodes.ansible.module_utils.probe.known import FILE_WAIT, STUCK_S, in_driver
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
 from gpunodes.health.facts import Facts
@@ -15,18 +15,32 @@ from gpunodes.health.rules.rule import Rule, RuleInput
 
 def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.HUNG_TASK)
-    if records:
-        tasks = ", ".join(record.detail for record in records[:5])
+    if proven := _proven(data, records):
+        tasks = ", ".join(record.detail for record in proven[:5])
         message = f"Stuck in the NVIDIA driver: {tasks}."
-        yield rule.finding(Action.REBOOT, message, *_proven_first(records), state=State.HUNG, hung=True)
+        yield rule.finding(Action.REBOOT, message, *_proven_first(proven), state=State.HUNG, hung=True)
+    elif records:
+        yield _named(rule, records)
+
+
+def _proven(data: RuleInput, records: Sequence[LogRecord]) -> list[LogRecord]:
+    """Records that a repair may rest on: of a live machine those with the driver in their stack.
+
+    Its log has the stacks. A saved log may lack them, and only a person acts on it: there the name counts, too.
+    """
+    return [record for record in records if record.proven or data.facts is None]
+
+
+def _named(rule: Rule, records: Sequence[LogRecord]) -> Finding:
+    tasks = ", ".join(record.detail for record in records[:5])
+    message = f"Stuck, with a name of the driver's but without a stack that shows where: {tasks}. Check again later."
+    return rule.finding(Action.NONE, message, *records, watch=True)
 
 
 def _proven_first(records: Sequence[LogRecord]) -> list[LogRecord]:
     """Records whose evidence has the driver's frame first, each with the first two lines of its evidence."""
-    return sorted(
-        (dataclasses.replace(record, evidence=record.evidence[:2]) for record in records),
-        key=lambda record: not any(map(_has_frame, record.evidence)),
-    )
+    cut = (dataclasses.replace(record, evidence=record.evidence[:2]) for record in records)
+    return sorted(cut, key=lambda record: not record.proven)
 
 
 def _has_frame(line: str) -> bool:
@@ -35,14 +49,14 @@ def _has_frame(line: str) -> bool:
 
 def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    asleep = [task for task in (facts.tasks if facts else ()) if task.state == "D" and any(map(_has_frame, task.stack))]
+    asleep = [task for task in (facts.tasks if facts else ()) if task.state == "D" and in_driver(task.stack)]
     if not facts or not asleep:
         return
     task = max(asleep, key=lambda each: each.age_s)
     # The frame of the driver first: the stack begins with the kernel's own functions.
     stack = sorted(task.stack, key=lambda frame: not _has_frame(frame))
     name = f"{clean(task.name.encode(errors='replace'))} ({task.pid})"
-    smi_hangs = facts.smi.status in {"stuck", "timeout"} and not _waits_for_nfs(facts)
+    smi_hangs = facts.smi.status in {"stuck", "timeout"} and not _waits_elsewhere(facts)
     if task.age_s >= STUCK_S or smi_hangs or _unlogged_hung_tasks(data):
         message = f"{name} is in uninterruptible sleep in the NVIDIA driver and cannot be killed."
         yield rule.finding(Action.REBOOT, message, evidence=stack, state=State.HUNG, hung=True)
@@ -51,10 +65,24 @@ def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         yield rule.finding(Action.NONE, message, evidence=stack, watch=True)
 
 
-def _waits_for_nfs(facts: Facts) -> bool:
-    """Whether the nvidia-smi that does not end waits for an NFS server or a folder, by its stack; False without one."""
-    frames = [frame for task in facts.tasks if task.pid == facts.smi.pid for frame in task.stack]
-    return any(map(_is_nfs, frames)) and not any(map(_has_frame, frames))
+def _waits_elsewhere(facts: Facts) -> str:
+    """What the nvidia-smi in uninterruptible sleep waits for, by its stack, if that is not the driver; else "".
+
+    Without a stack, which some kernels do not show: "" if it can only be the driver. The probe reports only its own
+    nvidia-smi then, not one by its name. But while many threads wait, files may make it wait, too: they do so if one of
+    the others waits for a file, or if nothing shows for what the others wait.
+    """
+    if facts.smi.task_state != "D":
+        return ""
+    frames = facts.smi.stack or [frame for task in facts.tasks if task.pid == facts.smi.pid for frame in task.stack]
+    if in_driver(frames):
+        return ""
+    if frames:
+        return "an NFS server or a folder" if any(map(_is_nfs, frames)) else "something else"
+    if not any(what == "threads" for what, _ in facts.errors):
+        return ""
+    functions = [task.wchan for task in facts.tasks if task.state == "D" and task.wchan not in {"", "0"}]
+    return "something unknown" if not functions or any(map(FILE_WAIT.match, functions)) else ""
 
 
 def _is_nfs(line: str) -> bool:
@@ -63,11 +91,11 @@ def _is_nfs(line: str) -> bool:
 
 def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     smi = data.facts.smi if data.facts else None
-    if smi is None or smi.status not in {"stuck", "timeout"}:
+    if data.facts is None or smi is None or smi.status not in {"stuck", "timeout"}:
         return
-    if data.facts and smi.task_state == "D" and _waits_for_nfs(data.facts):
-        message = f"nvidia-smi ({smi.pid}) waits for an NFS server or a folder, not for the driver: check again later."
-        yield rule.finding(Action.NONE, message, watch=True)
+    if waits := _waits_elsewhere(data.facts):
+        message = f"nvidia-smi ({smi.pid}) waits for {waits}, not for the driver: check again later."
+        yield rule.finding(Action.NONE, message, watch=True, evidence=smi.stack)
     elif smi.task_state == "D":
         message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; gpunodes does not start a second one."
         yield rule.finding(Action.REBOOT, message, state=State.HUNG, hung=True)
@@ -90,14 +118,18 @@ def silent_hung_tasks(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def soft_lockup_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.SOFT_LOCKUP)
-    if records:
+    if proven := _proven(data, records):
         message = "A CPU is in a soft lockup in the NVIDIA driver."
-        yield rule.finding(Action.REBOOT, message, *_proven_first(records))
+        yield rule.finding(Action.REBOOT, message, *_proven_first(proven))
+    elif records:
+        yield _named(rule, records)
 
 
 def driver_crashed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.CRASH)
-    if records:
-        tasks = ", ".join(filter(None, (record.detail for record in records[:5]))) or "unknown"
+    if proven := _proven(data, records):
+        tasks = ", ".join(filter(None, (record.detail for record in proven[:5]))) or "unknown"
         message = f"The kernel ended a task inside the NVIDIA driver, with the driver's locks: {tasks}."
-        yield rule.finding(Action.REBOOT, message, *_proven_first(records))
+        yield rule.finding(Action.REBOOT, message, *_proven_first(proven))
+    elif records:
+        yield _named(rule, records)

@@ -13,7 +13,7 @@ from gpunodes.autoscale import plan as plans
 from gpunodes.autoscale.decisions import World, unusable
 from gpunodes.autoscale.nodes import PROVIDER, SeenNode
 from gpunodes.autoscale.plan import Plan
-from gpunodes.autoscale.state import MachineState
+from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet, match_nodes, repair_settings
 from gpunodes.engine.leases.errors import Lost
@@ -27,12 +27,13 @@ from gpunodes.operations.autoscale.objects import Objects
 from gpunodes.operations.repair.context import Report
 from gpunodes.operations.run import RunOptions, carry_out
 from gpunodes.operations.tracker import RunView
-from gpunodes.planner import autoscale
+from gpunodes.planner import autoscale, versions
 
 _PLAYBOOK = "autoscale.yml"
 _READY_S = 600.0
 """Time limit in seconds for the autoscaler's pod, whose image is pulled, and for its first look at all machines."""
 _POLL_S = 3.0
+_FAILED = frozenset({Phase.FAILED, Phase.GIVING_UP})
 
 
 class NoAutoscaler(WrongInput):
@@ -53,6 +54,8 @@ class ScaledMachineStatus:
     """Why it is in this phase, or what went wrong."""
     unusable: str = ""
     """Why it is not switched on for pods, "" if it is."""
+    failed: bool = False
+    """Whether it did not come into service, or something is wrong with it while it is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,15 @@ class AutoscaleStatus:
     machines: Sequence[ScaledMachineStatus] = field(default_factory=list)
     changes: Sequence[str] = field(default_factory=list)
     """What `autoscale up` or `down` changes, with --dry-run."""
+    behind: str = ""
+    """A sentence about machines that are off, and whose kubelet is older than the API server; "" without any."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Control planes that do not respond, and why: their runtimes are as they were, and another run completes them."""
 
     @property
     def healthy(self) -> bool:
         """Whether the autoscaler runs, and no machine failed."""
-        return self.running and all(each.phase not in ("failed", "giving-up") for each in self.machines)
+        return self.running and not any(each.failed for each in self.machines)
 
 
 @contextlib.contextmanager
@@ -101,11 +106,10 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
     with _connected(fleet, "autoscale up") as (objects, _):
         nodes = objects.seen_nodes()
         states = objects.states(create=False)
-        gathered = gather(fleet, objects, nodes, states)
+        gathered = gather(fleet, objects, nodes, states, removal.planned(objects))
         found = plans.parse(dict(gathered.plan))
         if dry_run:
-            pools, machines = _pools(found, nodes), _machines(found, nodes, states)
-            return AutoscaleStatus(objects.is_running(), pools, machines, _changes(gathered, nodes))
+            return replace(_seen(objects, found, nodes, states), changes=_changes(gathered, nodes))
     _register(fleet, [gathered.machines[node] for node in gathered.machines if node in nodes], view)
     with _connected(fleet, "autoscale up") as (objects, leases):
         with _locked(fleet, objects, leases) as choice:
@@ -147,9 +151,10 @@ def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> Aut
             # What it wrote before it ended counts, not what was there before.
             removal.wait_for_end(objects, report)
             removed = removal.settle(fleet, objects, report)
+            objects.delete_kept_off()
             if not left_out:
                 objects.delete_plan()
-        pools = _pools(found, objects.seen_nodes()) if found else {}
+        pools = _pools(found, objects.seen_nodes(), objects.states(create=False)) if found else {}
     return AutoscaleStatus(False, pools, _shown(removed), left_out=left_out)
 
 
@@ -282,7 +287,17 @@ def _status(objects: Objects) -> AutoscaleStatus:
     if document is None:
         raise _no_autoscaler()
     nodes, states, found = objects.seen_nodes(), objects.states(create=False), plans.parse(document)
-    return AutoscaleStatus(objects.is_running(), _pools(found, nodes), _machines(found, nodes, states))
+    return _seen(objects, found, nodes, states)
+
+
+def _seen(
+    objects: Objects, found: Plan, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
+) -> AutoscaleStatus:
+    version = objects.api_version()
+    off = {name: states[name].kubelet for name in found.machines if name in states and name not in nodes}
+    behind = versions.behind(version, {name: each for name, each in off.items() if each}) if version else ""
+    pools, machines = _pools(found, nodes, states), _machines(found, nodes, states, version)
+    return AutoscaleStatus(objects.is_running(), pools, machines, behind=behind and f"{behind} with --wake")
 
 
 def _no_autoscaler() -> NoAutoscaler:
@@ -291,23 +306,26 @@ def _no_autoscaler() -> NoAutoscaler:
     )
 
 
-def _pools(found: Plan, nodes: Mapping[str, SeenNode]) -> dict[str, dict[str, int]]:
+def _pools(found: Plan, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]) -> dict[str, dict[str, int]]:
+    # The node of a machine that someone switched off stays.
+    off = {name for name, each in states.items() if each.phase is Phase.BY_HAND}
+    on = {name for name, each in nodes.items() if each.node.ready or name not in off}
     return {
         name: {
             "min": pool.least,
             "max": pool.most,
             "machines": len(found.of_pool[name]),
-            "on": sum(each in nodes for each in found.of_pool[name]),
+            "on": sum(each in on for each in found.of_pool[name]),
         }
         for name, pool in found.pools.items()
     }
 
 
 def _machines(
-    found: Plan, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
+    found: Plan, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState], version: str
 ) -> list[ScaledMachineStatus]:
     own = {name: each for name, each in nodes.items() if name in found.machines}
-    world = World(found, states, own, time.time())
+    world = World(found, states, own, time.time(), version=version)
     return [
         ScaledMachineStatus(
             name,
@@ -316,6 +334,7 @@ def _machines(
             state.since if state else None,
             (state.error or state.reason) if state else "",
             unusable(world, name),
+            state is not None and (state.phase in _FAILED or (state.phase is Phase.ON and bool(state.error))),
         )
         for name, machine in sorted(found.machines.items(), key=lambda each: (each[1].pool, each[0]))
     ]

@@ -9,19 +9,21 @@ from typing import Any
 
 from gpunodes import settings
 from gpunodes.autoscale.nodes import SeenNode
-from gpunodes.autoscale.plan import bytes_of_one
+from gpunodes.autoscale.plan import Plan, PlannedMachine, bytes_of_one
 from gpunodes.autoscale.state import MachineState
 from gpunodes.engine import identities
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import InventoryFleet, match_nodes
 from gpunodes.engine.power import kinds
 from gpunodes.errors import WrongInput, together
+from gpunodes.identity.model import MachineIdentity, NodeIdentity
 from gpunodes.model import Machine, Role
 from gpunodes.operations.autoscale.jumps import Jumps
 from gpunodes.planner import autoscale
 from gpunodes.planner.autoscale import ScaledMachine
 from gpunodes.planner.pools import POOL_LABEL
 from gpunodes.planner.scaled_pools import any_scales, scaled
+from gpunodes.setting_forms import are_taints
 
 _MAX_CA = 64 << 10
 """Bytes of a CA file that go into the plan, which is one object of the cluster."""
@@ -51,9 +53,16 @@ def cluster_settings(fleet: InventoryFleet) -> Mapping[str, Any]:
 
 
 def gather(
-    fleet: InventoryFleet, cluster: Cluster, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState]
+    fleet: InventoryFleet,
+    cluster: Cluster,
+    nodes: Mapping[str, SeenNode],
+    states: Mapping[str, MachineState],
+    last: Plan | None,
 ) -> Gathered:
-    """Read what the power server must know; raises WrongInput for every machine that it cannot switch, at once."""
+    """Read what the power server must know; raises WrongInput for every machine that it cannot switch, at once.
+
+    ``last`` is the present plan: another controller may have made it, which knew more of the machines.
+    """
     given = cluster_settings(fleet)
     pools = scaled(given["gpunodes_pools"])
     machines = {
@@ -67,10 +76,11 @@ def gather(
     found = []
     for name, machine in machines.items():
         match, own = matches[name], known[name]
-        # The node of a machine that is off was deleted; its name was recorded.
-        node = match.node.name if match.node else own.hostname if own.hostname in states else ""
         if match.contradiction:
             raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
+        # The node of a machine that is off was deleted; its name was recorded, or is that of the machine.
+        off = own.hostname or name.lower()
+        node = match.node.name if match.node else off if off in states else ""
         rendered = fleet.inventory.rendered(name, "gpunodes_bmc_", "gpunodes_node_taints")
         variables = fleet.inventory.connection(name) | rendered
         found.append(
@@ -78,16 +88,14 @@ def gather(
                 name,
                 fleet.labels(name)[POOL_LABEL],
                 settings.resolve(variables),
-                own,
+                _identity(own, last.machines.get(node) if last else None, match.node),
                 node,
                 match.node.addresses[0] if match.node and match.node.addresses else machine.address,
                 _template(nodes.get(node), states.get(node), most),
                 labels=fleet.labels(name),
             )
         )
-    wrong = list(autoscale.problems(found, own_image=bool(given["gpunodes_power_image"])))
-    if wrong:
-        raise together([WrongInput(f"{name} of a pool that scales: {why}") for name, why in wrong])
+    _check(found, own_image=bool(given["gpunodes_power_image"]))
     accesses = {each.node: kinds.access(each.name, each.settings, macs=each.identity.macs) for each in found}
     jumps = Jumps()
     found = [replace(each, jump=jumps.add(each.name, accesses[each.node])) for each in found]
@@ -97,6 +105,38 @@ def gather(
         passwords | jumps.keys,
         {each.node: machines[each.name] for each in found},
     )
+
+
+def _check(machines: Sequence[ScaledMachine], *, own_image: bool) -> None:
+    """Raise WrongInput for every machine that cannot be switched, or whose taints cannot be read, at once."""
+    wrong = [
+        WrongInput(f"{name} of a pool that scales: {why}")
+        for name, why in autoscale.problems(machines, own_image=own_image)
+    ]
+    wrong += [
+        WrongInput(
+            f"{each.name} of a pool that scales: gpunodes_node_taints is no list of taints",
+            "taints with key, value and effect",
+            "correct it",
+        )
+        for each in machines
+        if not are_taints(each.settings["gpunodes_node_taints"])
+    ]
+    if wrong:
+        raise together(wrong)
+
+
+def _identity(own: MachineIdentity, planned: PlannedMachine | None, node: NodeIdentity | None) -> MachineIdentity:
+    """The recorded identity of a machine; if this controller recorded none, that of the present plan or of its node."""
+    if own.has_hardware:
+        return own
+    machine_id = own.machine_id or (node.machine_id if node else "")
+    known = planned.identity if planned else MachineIdentity("")
+    # A node of another board is newer than the plan.
+    uuids = {known.system_uuid.lower(), node.system_uuid.lower() if node else ""} - {""}
+    if known.has_hardware and len(uuids) <= 1:
+        return replace(known, name=own.name, machine_id=machine_id or known.machine_id)
+    return replace(own, machine_id=machine_id, system_uuid=node.system_uuid if node else "")
 
 
 def _template(node: SeenNode | None, state: MachineState | None, most: int) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from gpunodes.autoscale.kept_off import CONFIG_MAP as KEPT_OFF
 from gpunodes.autoscale.store import Store
 from gpunodes.repair.switched_off import CONFIG_MAP as STATES
 
@@ -66,6 +67,10 @@ class Objects(Store):
     def delete_states(self) -> None:
         """Forget the states of all machines."""
         self._delete(f"{_CORE}/configmaps/{STATES}")
+
+    def delete_kept_off(self) -> None:
+        """Forget which machines users switched off: without an autoscaler nothing switches them on."""
+        self._delete(f"{_CORE}/configmaps/{KEPT_OFF}")
 
     def _apply(self, kind: str, name: str, content: Mapping[str, Any]) -> None:
         kinds = {"configmaps": "ConfigMap", "secrets": "Secret"}

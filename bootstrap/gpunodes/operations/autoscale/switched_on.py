@@ -1,15 +1,24 @@
-"""A machine that a user switched on: it is off on purpose no longer, also where no autoscaler sees that."""
+"""A machine that a user switched: one that is on is off on purpose no longer, and one that is off stays off.
+
+The first holds also where no autoscaler sees it.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Mapping
+
 from gpunodes.autoscale import nodes
-from gpunodes.autoscale.nodes import PROVIDER
+from gpunodes.autoscale.kept_off import KeptOff
+from gpunodes.autoscale.nodes import PROVIDER, SeenNode
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine import identities
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.fleet import Fleet, match_nodes
+from gpunodes.engine.leases.holders import user_at_host
 from gpunodes.errors import GpunodesError, sentence
+from gpunodes.identity.matcher import Match
 from gpunodes.model import Machine, Role
 from gpunodes.operations.autoscale.objects import Objects
 from gpunodes.operations.repair.context import Report
@@ -37,19 +46,49 @@ def end_off(fleet: Fleet, machine: Machine, session: Session, report: Report) ->
         report(machine.name, f"it may still count as off on purpose: {sentence(problem)}; run the same command again")
 
 
-def _end(fleet: Fleet, machine: Machine, objects: Objects, report: Report) -> None:
-    found, switched = objects.seen_nodes(), objects.switched_off()
+def keep_off(fleet: Fleet, machine: Machine, session: Session, report: Report) -> None:
+    """Have the autoscaler, if there is one for the machine, leave it off; what fails is reported, as by ``end_off``."""
+    if machine.role is not Role.WORKER:
+        return
+    objects = Objects(session, patience_s=_PATIENCE_S)
+    try:
+        if not objects.is_installed():
+            return
+        found, states = objects.seen_nodes(), objects.states(create=False)
+        name, match = _node_of(fleet, machine, found, states)
+        if name in states and not match.contradiction:
+            boot_id = found[name].node.boot_id if name in found else ""
+            objects.keep_off(name, KeptOff(user_at_host(), time.time(), boot_id))
+            report(machine.name, f"the autoscaler leaves it off until `gpunodes power {machine.name} on`")
+    except NoResponse:
+        return
+    except GpunodesError as problem:
+        report(machine.name, f"the autoscaler may switch it on again: {sentence(problem)}; run the same command again")
+
+
+def _node_of(
+    fleet: Fleet, machine: Machine, found: Mapping[str, SeenNode], recorded: Iterable[str]
+) -> tuple[str, Match]:
+    """The name of a machine's node, "" if it is unknown, and its match; ``recorded`` are names of nodes without one."""
     match = match_nodes(fleet, [each.node for each in found.values()], {})[machine.name]
     known = identities.recall_all(fleet.cluster_name, {each.name: each.address for each in fleet.all_machines()})
-    recorded = of_machines({name: name for name in switched}, known).get(machine.name, "")
-    name = match.node.name if match.node else recorded
+    off = of_machines({name: name for name in recorded}, known).get(machine.name, "")
+    return (match.node.name if match.node else off), match
+
+
+def _end(fleet: Fleet, machine: Machine, objects: Objects, report: Report) -> None:
+    found, switched = objects.seen_nodes(), objects.switched_off()
+    kept_off = objects.kept_off()
+    name, match = _node_of(fleet, machine, found, {*switched, *kept_off})
     state, node = switched.get(name), found.get(name)
     is_left = node is not None and node.provider == PROVIDER + name and nodes.given_back(node) is not None
-    if not state and not is_left:
+    if not state and not is_left and name not in kept_off:
         return
     if match.contradiction:
         report(machine.name, f"it may still count as off on purpose: {match.contradiction}")
         return
+    if name in kept_off:
+        objects.keep_off(name, None)
     if objects.is_installed():
         if state and state.phase in _SWITCHES_OFF:
             report(machine.name, f"{state.why}: it does not stay on; run the same command again when it is off")

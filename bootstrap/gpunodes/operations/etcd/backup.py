@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from gpunodes import __version__, shape
+from gpunodes import __version__, clusters, shape
 from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
 from gpunodes.errors import GpunodesError, WrongInput
@@ -38,8 +38,8 @@ class Saved:
 def run(inventory: Inventory, path: Path | None, recipient: str, progress: Callable[[str], None]) -> Saved:
     """Write a backup to ``path``, by default a file in the current folder named after cluster and time.
 
-    The first control plane that responds makes it. Raises WrongInput before any machine is contacted, and
-    GpunodesError; then there is no file.
+    The first control plane of this cluster that responds makes it. Raises WrongInput before any machine is contacted,
+    and GpunodesError; then there is no file.
     """
     machines = inventory.control_planes()
     path = path or Path(default_name(inventory))
@@ -74,6 +74,7 @@ def _from(
     with stream.over_ssh(machine.name, machine.address, variables, "etcd_backup", {}) as source:
         head = source.line(SNAPSHOT_S)
         _check_head(machine.name, head)
+        _check_cluster(inventory, machine.name, head["about"]["ca_hash"])
         with _new_file(path) as file:
             backup = _received(machine.name, source, head, file, encrypt, progress)
             size = file.tell() if not encrypt else os.fstat(file.fileno()).st_size
@@ -89,6 +90,26 @@ def _check_head(name: str, head: dict[str, Any]) -> None:
         raise _NoBackup(f"{name}: {error['found']}", error["wanted"], error["remedy"])
     if found := archive.parts_problem(head.get("parts")) or shape.wrong(head.get("about"), archive.ABOUT, "about"):
         raise _NoBackup(f"{name}: {found}", "a report of its backup", "check that the machine is yours")
+
+
+def _check_cluster(inventory: Inventory, name: str, ca: str) -> None:
+    """Raise _NoBackup for a machine of another cluster among several control planes.
+
+    Its backup would have the name of one of this cluster, and good ones would be deleted for it. A single control plane
+    may have been created anew.
+    """
+    if len(inventory.control_planes()) == 1:
+        return
+    known = clusters.ca(inventory.cluster)
+    if known and known != ca:
+        raise _NoBackup(
+            f"{name} belongs to another cluster",
+            "a machine of the cluster that this inventory had before",
+            "remove it from the group control_plane, or reset it; if the cluster was created anew, `gpunodes status` "
+            "notes that",
+        )
+    if not known:
+        clusters.remember_ca(inventory.cluster, ca)
 
 
 def _received(

@@ -82,7 +82,7 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
     with records.claimed(machine, command.fleet.cluster_name):
         stored = command.leases.take(name, None, alone=control_plane)
         with contextlib.suppress(ValueError):
-            record = recording.parse(stored)
+            record = max((each for each in (recording.parse(stored), record) if each), key=lambda each: each.written)
         node, rollout = command.cluster.node(name), record.id if record else ""
         returned = node is not None and command.cluster.return_plugin(name)
         if returned:
@@ -95,7 +95,7 @@ def _give_back(command: RolloutCommand, name: str, machine: str, record: Rollout
             command.leases.confirm(name)
             if why:
                 command.cluster.give_up(name, rollout, f"a roll-out was abandoned on it: {why}")
-            command.cluster.end_rollout(name, rollout)
+            command.cluster.end_rollout(name, rollout, command.now())
         else:
             why = ""
         outcome = RolloutOutcome.FAILED if why else RolloutOutcome.SKIPPED

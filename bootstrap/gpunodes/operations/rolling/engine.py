@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.locks import Taken
 from gpunodes.engine.scans import MachineScan
@@ -45,6 +45,8 @@ class Engine:
         self._unreadable: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
         self._unended: dict[str, str] = {}
+        self._left: dict[str, str] = {}
+        """Machines that an earlier command began, and why they cannot be resumed yet."""
         self._idle_since = 0.0
         self._reported: dict[str, str] = {}
         self._interrupted = False
@@ -82,7 +84,7 @@ class Engine:
         nodes = {name: node for name, (node, _) in found.machines.items()}
         # One that is off on purpose is skipped, whatever it needs.
         waiting = [machine for machine in waiting if machine.name not in found.off]
-        left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe())
+        left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe(), live=True)
         with ThreadPoolExecutor(_READERS) as pool:
             targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
             answers = list(pool.map(self._needed, targets))
@@ -105,10 +107,13 @@ class Engine:
 
     # Machines that another command left
 
-    def _resume_machines(self) -> None:
-        found = self._state()
+    def _resume_machines(self) -> int:
+        """Go on with the machines whose locks are free; the number of those that were begun or ended."""
+        found, acted = self._state(), 0
         matches = {name: node for name, (node, _) in found.machines.items()}
         left = unfinished.to_resume(self._command, self._work, self._rollout.id, list(found.nodes.values()), matches)
+        marked = {name for name, node in matches.items() if node and node.rollout == self._rollout.id}
+        self._left = dict.fromkeys(marked.intersection(self._rollout.waiting), "another command holds it")
         for name in sorted(left, key=self._command.is_control_plane):
             record, node = left[name], matches.get(name)
             if name not in self._rollout.waiting:
@@ -118,11 +123,17 @@ class Engine:
                 self._take(self._running.reap())
             if node is None or node.name != record.node:
                 self._end(name, RolloutOutcome.FAILED, f"it was begun as the node {record.node}, which it no longer is")
-                continue
-            self._command.report(name, f"resuming at stage {record.stage.value}")
-            self._begin(name, functools.partial(self._running.start, self._command.machines[name], record, node))
-            if alone:
+            else:
+                self._command.report(name, f"resuming at stage {record.stage.value}")
+                start = functools.partial(self._running.start, self._command.machines[name], record, node)
+                if not self._begin(name, start, resumed=True):
+                    self._left[name] = self._reported.pop(name)
+                    continue
+            self._left.pop(name, None)
+            acted += 1
+            if alone and self._running:
                 self._take(self._running.reap())
+        return acted
 
     # One step
 
@@ -131,6 +142,8 @@ class Engine:
         rollout = self._rollout
         if not rollout.waiting or rollout.stopped:
             return self._wait_for_end()
+        if self._left and self._if_it_responds(self._resume_machines):
+            return True
         if self._must_soak():
             if self._running:
                 return self._wait_for_end()
@@ -141,7 +154,7 @@ class Engine:
             self._tell("", f"outside of the windows; the next one opens at {times.opens(rollout.options.windows, now)}")
             self._idle_since = 0.0
             return self._wait(limited=False)
-        begun = 0 if self._running.full else self._choose()
+        begun = 0 if self._running.full else self._if_it_responds(self._choose)
         if begun:
             self._idle_since = 0.0
         return self._wait() if self._rollout.waiting and not self._rollout.stopped else True
@@ -178,6 +191,17 @@ class Engine:
                 return self._decide_and_begin()
         except Held as problem:
             self._tell("", str(problem))
+            return 0
+
+    def _if_it_responds(self, action: Callable[[], int]) -> int:
+        """What ``action`` returns; 0 if the API does not respond while machines are in work: it is asked again."""
+        try:
+            return action()
+        except (NoResponse, Refused) as problem:
+            # The only control plane may restart for its own work, whose stages end within their limits.
+            if not self._running:
+                raise
+            self._tell("", f"no machine is begun now: {sentence(problem)}")
             return 0
 
     def _decide_and_begin(self) -> int:
@@ -222,12 +246,14 @@ class Engine:
         unreadable = self._unreadable.get(name, "")
         if verdict and verdict.state.rank >= State.SICK.rank:
             unreadable = f"it is not healthy: {findings.describe(verdict)} ({verdict.state.value})"
-        return RolloutCandidate(
-            name, node, why, self._command.is_control_plane(name), found.holder(name, node), unreadable
-        )
+        busy = found.holder(name, node) or self._left.get(name, "")
+        return RolloutCandidate(name, node, why, self._command.is_control_plane(name), busy, unreadable)
 
-    def _begin(self, name: str, start: Callable[[], None]) -> int:
-        """Write that a machine is begun, then begin; what prevents that is its result, or it waits."""
+    def _begin(self, name: str, start: Callable[[], None], *, resumed: bool = False) -> int:
+        """Write that a machine is begun, then begin; what prevents that is its result, or it waits.
+
+        One that is ``resumed`` waits: it is cordoned, and nobody else would give it back.
+        """
         before = self._rollout
         self._write(self._rollout.begun(name))
         try:
@@ -240,6 +266,10 @@ class Engine:
             self._write(before)
             raise
         except Exception as problem:
+            if resumed:
+                self._reported[name] = sentence(problem)
+                self._write(before)
+                return 0
             self._end(name, RolloutOutcome.SKIPPED, sentence(problem))
         return 1
 

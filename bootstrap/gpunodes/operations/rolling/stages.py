@@ -51,6 +51,7 @@ class Tools:
 
     def save(self, record: RolloutRecord) -> None:
         """Write the record before an action; raises Lost if another command holds, or may hold, the lock."""
+        record = record.to(record.stage, written=self.command.now())
         records.write(record, records.ROLLOUTS)
         self.lock.confirm(record)
 
@@ -129,7 +130,8 @@ def _cordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
     if own and cordons:
         tools.report("cordoned")
         tools.command.cluster.event(record.node, "RolloutStarted", f"gpunodes: {record.work}", warning=False)
-    return flow.cordoned(record, own=own)
+    node = None if own else tools.command.cluster.node(record.node)
+    return flow.cordoned(record, own=own, marked=node is not None and node.rollout == record.id)
 
 
 def _prepare(tools: Tools, record: RolloutRecord) -> RolloutRecord:
@@ -237,7 +239,7 @@ def _unready(tools: Tools, record: RolloutRecord, boot_id: str = "") -> str:
 
 
 def _uncordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
-    is_ours = tools.command.cluster.end_rollout(record.node, record.id)
+    is_ours = tools.command.cluster.end_rollout(record.node, record.id, tools.command.now())
     if record.disrupts is not Disruption.NOTHING:
         good = record.outcome is not None and record.outcome.good
         tools.report("uncordoned" if is_ours else "it stays cordoned: others cordoned it in the meantime")

@@ -19,7 +19,10 @@ from gpunodes.rollout.record import Disruption, RolloutRecord
 def find(
     command: RolloutCommand, rollout: str, locks: Sequence[ObservedLease], *, live: bool = False
 ) -> dict[str, RolloutRecord]:
-    """The records of a roll-out's machines, by machine; with ``live`` also of those that another command works on."""
+    """The records of a roll-out's machines, by machine; with ``live`` also of those that another command works on.
+
+    Of two of a machine, on this controller and in its Lease, the later one: other controllers may have gone on since.
+    """
     on_disk = records.read_kind(command.fleet.cluster_name, records.ROLLOUTS, recording.parse)
     found = {name: record for name, record in on_disk.items() if record.id == rollout}
     busy = {seen.name for seen in locks if seen.live}
@@ -28,8 +31,8 @@ def find(
             record = recording.parse(seen.record)
             if record.id != rollout or lock_name(record.node) != seen.name:
                 continue  # another roll-out's; or gpunodes never writes such a record
-            # The record on disk is written before that in the lock: it is the newer one, of this user's command.
-            if seen.live or record.machine not in found:
+            # The same command writes to disk first: then the record there may be the newer one.
+            if seen.live or record.machine not in found or record.written > found[record.machine].written:
                 found[record.machine] = dataclasses.replace(record, cluster=command.fleet.cluster_name)
     return {name: record for name, record in found.items() if live or lock_name(record.node) not in busy}
 
@@ -39,20 +42,25 @@ def to_resume(
 ) -> dict[str, RolloutRecord]:
     """The records of machines that were changed, to continue from, by machine; the others are chosen again.
 
-    What a record says of the work is replaced by what its class says.
+    Those that another command has locked are left out. What a record says of the work is replaced by what its class
+    says.
     """
-    found = find(command, rollout, command.leases.observe())
-    by_machine = {node.name: name for name, node in matches.items() if node}
+    locks = command.leases.observe()
+    found, busy = find(command, rollout, locks), {seen.name for seen in locks if seen.live}
+    by_machine = {node.name: name for name, node in matches.items() if node and lock_name(node.name) not in busy}
     for node in nodes:
         if node.rollout == rollout and node.name in by_machine and by_machine[node.name] not in found:
             # Its Lease was deleted: what was done on it is not known.
             found[by_machine[node.name]] = dataclasses.replace(
                 new_record(command, work, rollout, by_machine[node.name], node), applied=True
             )
+    # A record on this controller alone, without a mark on the node: another one has ended the work and given it back.
+    leased = {seen.name for seen in locks if seen.record}
     return {
         name: flow.resumed(dataclasses.replace(record, work=work.name, disrupts=work.disrupts, undoes=work.undoes))
         for name, record in found.items()
-        if record.applied or ((match := matches.get(name)) and match.rollout == rollout)
+        if ((match := matches.get(name)) and match.rollout == rollout)
+        or (record.applied and lock_name(record.node) in leased)
     }
 
 

@@ -77,20 +77,29 @@ class KubeletUpgrade(PlaybookWork):
 
 
 class Rollback(PlaybookWork):
-    """Takes a worker back to the kubelet before its last upgrade."""
+    """Takes a worker back to the kubelet before its last upgrade. ``prepare`` fails for one that has no way back."""
 
-    def __init__(self, inventory: Inventory) -> None:
-        super().__init__(inventory, ROLLBACK, "upgrade.yml", Disruption.NODE, parameters={}, variables={})
+    def __init__(self, inventory: Inventory, planned: Mapping[str, str] | None = None) -> None:
+        """``planned`` are the earlier versions by machine, "" for one that has it; a command that resumes has none."""
+        returns = {"upgrade_returns": True}
+        super().__init__(inventory, ROLLBACK, "upgrade.yml", Disruption.NODE, parameters={}, variables=returns)
+        self._planned = planned
 
-    def needed(self, target: Target) -> str:  # noqa: ARG002 - the playbook refuses a worker without an earlier version
+    def needed(self, target: Target) -> str:
         """As ``Work.needed``."""
-        return "its kubelet becomes the earlier one"
-
-    def prepare(self, target: Target) -> None:
-        """Nothing: the earlier packages are fetched when they are installed."""
+        if self._planned is None:
+            return "its kubelet becomes the earlier one"
+        if target.name not in self._planned:
+            raise GpunodesError(
+                f"{target.name} did not respond when its earlier version was read",
+                "a worker whose way back was checked",
+                "run the same command again",
+            )
+        version = self._planned[target.name]
+        return f"its kubelet becomes {version}" if version else ""
 
     def apply(self, target: Target) -> None:
-        """Install the earlier kubelet, and verify that its node is ready."""
+        """Install the earlier kubelet, and verify that its node reports it."""
         self.undo(target)
 
     def verify(self, target: Target) -> str:  # noqa: ARG002 - apply has verified it

@@ -13,7 +13,7 @@ from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Ro
 from gpunodes.operations import phases, switched_off
 from gpunodes.operations.repair.context import Report
 from gpunodes.operations.run import Operation, RunOptions, carry_out
-from gpunodes.operations.storage import findings, server
+from gpunodes.operations.storage import findings, leaving, server
 from gpunodes.operations.storage.objects import connected
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import storage
@@ -41,11 +41,14 @@ def up(inventory: Inventory, view: RunView, report: Report, options: RunOptions)
     """
     value = setting(inventory)
     machine = _server(inventory, value)
-    wanted = storage.objects(value, _address(inventory, machine))
+    address = _address(inventory, machine)
+    wanted = storage.objects(value, address)
     with connected(inventory) as objects:
         objects.check_namespaces(sorted({each["namespace"] for each in storage.claims(value)}))
         present = objects.present(wanted)
-        if wrong := storage.conflicts(wanted, present):
+        # Without a machine that serves, no export is changed.
+        departed = leaving.departed(value, address, objects.own()[0]) if machine else []
+        if wrong := [*storage.conflicts(wanted, present), *departed]:
             raise together(wrong)
         if not options.dry_run and (released := objects.delete_released(present)):
             report("", f"deleted volumes whose claims were deleted: {', '.join(released)}")
@@ -85,9 +88,10 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
     """Remove volumes and claims, then the NFS clients, then the server; data is never removed.
 
     Raises GpunodesError while a pod uses a claim, before anything is changed; a node that has a share mounted fails
-    first, and stops all.
+    first, and stops all. The server stays while it has any client.
     """
     machines = _group(inventory)
+    given, addresses = _given(inventory), [_address(inventory, each) for each in machines]
     with connected(inventory) as objects:
         volumes, claims = objects.own()
         if users := objects.users(claims):
@@ -100,7 +104,12 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
     nodes, left = _nodes(inventory)
     for name, why in left.items():
         report(name, why)
-    ended = carry_out(DOWN, inventory, nodes, view, replace(options, variables=_removed(volumes, claims)))
+    if why := leaving.behind(given, addresses, volumes):
+        report("", why)
+    # Those of the setting, too: a share without claims, or a folder that a user mounts otherwise, has no volume here.
+    mounted = dict.fromkeys([*storage.sources(volumes), *leaving.folders(given, addresses)])
+    variables = {"storage_objects": _removed(volumes, claims), "storage_idle_shares": list(mounted)}
+    ended = carry_out(DOWN, inventory, nodes, view, replace(options, variables=variables))
     # The next run continues: a node that may still have it mounted keeps its server.
     if ended.exit_code is not ExitCode.DONE:
         return ended
@@ -126,14 +135,20 @@ def _with_servers(served: Sequence[MachineResult], nodes: Sequence[MachineResult
 
 def setting(inventory: Inventory) -> Sequence[Mapping[str, Any]]:
     """The value of gpunodes_storage for the cluster, rendered and checked; raises WrongInput without shares."""
-    found: Any = inventory.rendered(inventory.control_plane().name, storage.SETTING).get(storage.SETTING)
-    if not found or not storage.shares(found):
+    found = _given(inventory)
+    if not storage.shares(found):
         raise WrongInput(
             f"{storage.SETTING} has no share",
             "at least one, such as [{name: training, server: nas.example, path: /export/training, size: 900Gi}]",
             "see `gpunodes help --page storage`",
         )
-    value: Sequence[Mapping[str, Any]] = found
+    return found
+
+
+def _given(inventory: Inventory) -> Sequence[Mapping[str, Any]]:
+    """The same, and not checked; empty without shares."""
+    found: Any = inventory.rendered(inventory.control_plane().name, storage.SETTING).get(storage.SETTING)
+    value: Sequence[Mapping[str, Any]] = found or ()
     return value
 
 
@@ -176,10 +191,10 @@ def _nodes(inventory: Inventory) -> tuple[list[Machine], dict[str, str]]:
     return switched_off.split(inventory, inventory.machines(Role.CONTROL_PLANE, Role.WORKER))
 
 
-def _removed(volumes: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The variables of the playbook: the objects that it deletes, and the shares that must not be mounted."""
+def _removed(volumes: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The objects that the playbook deletes."""
     kinds = (("PersistentVolume", volumes), ("PersistentVolumeClaim", claims))
-    objects = [
+    return [
         {
             "apiVersion": "v1",
             "kind": kind,
@@ -188,4 +203,3 @@ def _removed(volumes: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str,
         for kind, found in kinds
         for each in found
     ]
-    return {"storage_objects": objects, "storage_idle_shares": storage.sources(volumes)}

@@ -1,4 +1,4 @@
-"""Warnings about a storage server whose reboot by a repair would stall all pods that use its shares."""
+"""What a storage server that is a node must not do: reboot by a repair, or leave the nodes that use its shares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, PreflightFinding, Role, Severity
 from gpunodes.planner import storage
@@ -31,6 +32,22 @@ def of_server(machine: Machine, facts: Mapping[str, Any], shares: Sequence[str])
         "serve from a control plane without GPUs, or from a machine that is no node",
     )
     return [PreflightFinding(machine.name, "storage", problem, Severity.WARNING)]
+
+
+def check_leaving(inventory: Inventory, machines: Sequence[Machine]) -> None:
+    """Raise WrongInput for a machine of the group ``storage`` whose removal takes shares from nodes that stay."""
+    leaving = {machine.name for machine in machines}
+    staying = [each for each in inventory.machines(Role.CONTROL_PLANE, Role.WORKER) if each.name not in leaving]
+    serving = [each.name for each in inventory.machines(Role.STORAGE) if each.name in leaving]
+    if not serving or not staying or not (own := _own(inventory)):
+        return
+    [name, *_] = serving
+    raise WrongInput(
+        f"{name} serves {', '.join(own)} to nodes that stay",
+        "a machine that serves no shared storage: processes that use it would hang",
+        f"run `gpunodes storage down`, and take {name} out of the group storage; if the cluster does not respond any "
+        "more, do that alone",
+    )
 
 
 def _own(inventory: Inventory) -> list[str]:

@@ -13,11 +13,10 @@ from ..problem import MachineProblem
 from ..report import Difference
 from . import objects
 from .nodes import not_ready, pod_problem
+from .settling import Settling
 
 _KIND = "DaemonSet"
 _POLL_S = 2.0
-_SETTLE_S = 20.0
-"""How long all must be well after a change: the kubelet reports every 10 s that a device plugin's GPUs are gone."""
 _SHOWN = 3
 
 
@@ -31,6 +30,7 @@ class _State:
     """Nodes whose pod is of an earlier version or does not run, with the reason."""
     missing: int = 0
     """How many nodes have no pod at all, or are not known yet."""
+    pods: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def reason(self) -> str:
@@ -155,19 +155,19 @@ def _wait(
     settle: bool,
 ) -> str:
     """Wait until the pods run on all nodes but those that were ``down``; why they do not, or ""."""
-    deadline, least, good_since = time.monotonic() + limit_s, 1 << 30, 0.0
+    deadline, least, settling = time.monotonic() + limit_s, 1 << 30, Settling()
     while True:
         try:
             states = [_state(client, path, down) for path in paths]
             why = next((state.reason for state in states if state.reason), "") or _lost(client, offered, down)
+            why = settling.problem(why, [pod for state in states for pod in state.pods])
             left = sum(len(state.behind) + state.missing for state in states)
         except ApiError as error:
             why, left = str(error), least
         now = time.monotonic()
         if left < least:
             least, deadline = left, now + limit_s
-        good_since = 0.0 if why else (good_since or now)
-        if not why and (not settle or now - good_since >= _SETTLE_S):
+        if settling.is_over(why, now) or not (why or settle):
             return ""
         if why and now >= deadline:
             return why
@@ -189,7 +189,8 @@ def _state(client: Client, path: str, down: set[str] | tuple[()]) -> _State:
     owner = client.get(path)
     status, newest, state = owner.get("status") or {}, _newest(client, owner), _State()
     nodes = set()
-    for pod in _pods(client, owner):
+    state.pods = _pods(client, owner)
+    for pod in state.pods:
         node = str(pod["spec"].get("nodeName") or "?")
         nodes.add(node)
         for image in _images(pod["spec"]):

@@ -6,30 +6,37 @@ address of a machine without a node is only what the machine reports: a member o
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection, Sequence
 
 from .. import etcd, kube_api, kubeconfig, ledger
 from ..etcd import Member
-from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
 from ..report import Difference, Report
 from .nodes import CONTROL_PLANE
 
-API_PORT = 6443
 _POLL_S = 2.0
+_STARTING_S = 15.0
+"""How long an etcd that is just starting is waited for before it counts as broken."""
+_LEAVES = (
+    "`gpunodes remove` of this machine (with --dead if it does not respond) removes it from the cluster; "
+    "`gpunodes reset` of all control planes at once destroys the cluster: they must all be in the inventory"
+)
 
 
-def remove(address: str, name: str, check: bool) -> Report:
+def remove(address: str, name: str, check: bool, dead_name: str = "") -> Report:
     """Remove the member of the machine with this address; the report is empty if there is none.
 
     Its leadership is moved first. ``name`` is that of the machine's node, which kubeadm gives the member; "" for none.
-    Raises MachineProblem if the remaining members would have no quorum, and if the member has another name, or belongs
-    to another node.
+    ``dead_name`` is the name of a machine that is gone, "" for one that is not: its node may be deleted already, and
+    the address that the inventory has may be another one or none, so its member is also found by these names. Raises
+    MachineProblem if the remaining members would have no quorum, if the member has another name, or belongs to another
+    node, and if the member of a machine that is gone works.
     """
     found = etcd.members()
-    member = etcd.at(found, address)
+    member = etcd.at(found, address) if address or not dead_name else None
+    if member is None and dead_name:
+        member = next((each for each in found if each.name == (name or dead_name)), None)
     if member is not None and member.started and name and member.name != name:
         raise MachineProblem(
             f"etcd's member with the address {address} is {member.name}, not {name}",
@@ -39,7 +46,14 @@ def remove(address: str, name: str, check: bool) -> Report:
     report = Report()
     if member is not None:
         _check_own(member, name)
-        _remove(report, found, member, etcd.healthy(found), check)
+        working = etcd.healthy(found)
+        if dead_name and member.id in working:
+            raise MachineProblem(
+                f"etcd's member {member} works: the machine runs, although it does not respond by SSH",
+                "a control plane that is gone and switched off (--dead)",
+                "switch it off; or correct its address and SSH settings in the inventory, and remove it without --dead",
+            )
+        _remove(report, found, member, working, check)
     return report
 
 
@@ -120,36 +134,38 @@ def _check_own(member: Member, name: str) -> None:
             )
 
 
-def check_alone(responds: bool = False) -> None:
+def check_alone(leaving: Collection[str], required: bool, responds: bool = False) -> None:
     """Raise MachineProblem if a reset of this control plane would leave others without it, or if that is unknown.
 
-    ``responds``: the API of its cluster responds on another control plane. A restore of etcd stops all control planes,
-    so that is the restored cluster, and one that the restore left stopped is no member of it.
+    ``leaving``: names and addresses of the machines that are reset together, with its own. ``required``: others of the
+    inventory stay, so the members must be known. Without others a broken cluster is ended as well, and only members
+    that work are in the way: the inventory does not know them. ``responds``: the API of its cluster responds on another
+    control plane. A restore of etcd stops all control planes, so that is the restored cluster, and one that the restore
+    left stopped is no member of it.
     """
-    remedy = (
-        "`gpunodes remove` of this machine (with --dead if it does not respond) removes it from the cluster; "
-        "`gpunodes reset` of all control planes at once destroys the cluster"
-    )
     wanted = "a machine that is no member, or the only one, as its running etcd reports"
     try:
-        found = etcd.members()
+        found = etcd.members(0 if required else _STARTING_S)
     except MachineProblem as error:
-        if responds and ledger.load().etcd_restore.get("state") == "stopped":
+        if not required or (responds and ledger.load().etcd_restore.get("state") == "stopped"):
             return
         raise MachineProblem(
-            f"this control plane may be a member of a cluster with others: {error.problem.found}", wanted, remedy
+            f"this control plane may be a member of a cluster with others: {error.problem.found}", wanted, _LEAVES
         ) from error
-    if len(found) > 1:
-        names = ", ".join(member.name or member.peers[0] for member in found)
-        raise MachineProblem(f"this control plane belongs to a cluster of several ({names})", wanted, remedy)
+    staying = [each for each in found if not {each.name, *each.peers} & set(leaving)]
+    if staying and not required:
+        working = etcd.healthy(staying)
+        staying = [each for each in staying if each.id in working]
+    if len(found) > 1 and staying:
+        names = ", ".join(member.name or member.peers[0] for member in staying)
+        raise MachineProblem(f"this control plane belongs to a cluster that has others ({names})", wanted, _LEAVES)
 
 
 def wait_until_member(address: str, limit_s: float) -> None:
     """Wait until this machine's etcd is a healthy voting member, and its API server is ready; raises MachineProblem."""
-    config = kubeconfig.load(kubeconfig.ADMIN)
     deadline = time.monotonic() + limit_s
     while True:
-        missing = _missing(address) or _api_problem(address, config)
+        missing = _missing(address) or _api_problem(address)
         if not missing:
             return
         if time.monotonic() >= deadline:
@@ -176,19 +192,11 @@ def _missing(address: str) -> str:
         return error.problem.found
 
 
-def _api_problem(address: str, config: kubeconfig.Kubeconfig | None) -> str:
+def _api_problem(address: str) -> str:
     """Why the API server of this very machine is not ready, "" if it is: the kubeconfig may lead to another one."""
-    if config is None:
+    if kubeconfig.load(kubeconfig.ADMIN) is None:
         return f"{kubeconfig.ADMIN} does not exist"
-    own = dataclasses.replace(config, server=f"https://{address}:{API_PORT}")
-    client = Client(own, patience_s=0)
-    try:
-        client.get("/readyz")
-    except ApiError as error:
-        return str(error.problem.found)
-    finally:
-        client.close()
-    return ""
+    return kube_api.local_problem(address)
 
 
 def _remove(report: Report, found: Sequence[Member], member: Member, working: Collection[int], check: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ from .nodes import not_ready
 
 _FLANNEL = "flannel.alpha.coreos.com/"
 """How the annotations begin that flannel sets on its nodes. Source: flannel v0.26.7 pkg/subnet/kube/annotations.go."""
+
+
+_POLL_S = 1.0
 
 
 def apply(objects: Sequence[Mapping[str, Any]], check: bool) -> tuple[list[str], list[Difference]]:
@@ -62,16 +66,17 @@ def check_network(objects: Sequence[Mapping[str, Any]]) -> None:
 
 
 def delete(
-    objects: Sequence[Mapping[str, Any]], label: str, check: bool, keep: bool
+    objects: Sequence[Mapping[str, Any]], label: str, check: bool, keep: bool, limit_s: float = 0
 ) -> tuple[list[str], list[Difference]]:
     """Delete ``objects``, the last one first, unless they are to ``keep``, and others of their kinds with ``label``.
 
-    Returns the deleted objects and the differences.
+    Returns the deleted objects and the differences. With ``limit_s`` raises MachineProblem for one that is
+    still there then: what uses it may keep it, as a pod its claim.
     """
     client = kube_api.admin()
     paths = Paths(client)
     known = {paths.find(each): each["kind"] for each in objects}
-    deleted, differences = [], []
+    deleted, differences, leaving = [], [], {}
     for folder, kind in dict.fromkeys((path.rpartition("/")[0], kind) for path, kind in reversed(known.items())):
         listed = client.get(folder, labelSelector=label)["items"] if label else []
         others = {f"{folder}/{each['metadata']['name']}": each for each in listed}
@@ -83,8 +88,32 @@ def delete(
             deleted.append(title)
             differences.append(Difference(title, comparable({"kind": kind, **found}), None))
             if not check:
+                leaving[path] = f"{kind} {'/'.join(_names(found))}"
                 client.delete(path)
+    if limit_s:
+        _wait_gone(client, leaving, limit_s)
     return deleted, differences
+
+
+def _names(found: Mapping[str, Any]) -> list[str]:
+    metadata = found["metadata"]
+    return [str(metadata[key]) for key in ("namespace", "name") if key in metadata]
+
+
+def _wait_gone(client: Client, leaving: Mapping[str, str], limit_s: float) -> None:
+    """Wait until these objects, titles by path, are gone."""
+    deadline = time.monotonic() + limit_s
+    while left := [title for path, title in leaving.items() if client.find(path) is not None]:
+        if time.monotonic() >= deadline:
+            kind, _, name = left[0].partition(" ")
+            where, _, own = name.rpartition("/")
+            raise MachineProblem(
+                f"the {left[0]} is being deleted, and is still there after {limit_s:.0f} s",
+                "an object that nothing uses",
+                f"see `kubectl describe {kind.lower()} {own}{f' -n {where}' if where else ''}`, and end what uses it; "
+                "then run the command again",
+            )
+        time.sleep(_POLL_S)
 
 
 def comparable(obj: Mapping[str, Any] | None) -> dict[str, Any] | None:

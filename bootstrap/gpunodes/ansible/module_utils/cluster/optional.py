@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -13,12 +14,15 @@ from ..problem import MachineProblem
 from ..report import Difference
 from . import addons, objects
 from .nodes import pod_problem
+from .settling import Settling
 
 LABEL = "gpunodes.dev/addon"
 """Label of every object of an optional add-on: the name of the add-on."""
 VERSION = "gpunodes.dev/addon-version"
 """Annotation of the same objects."""
 _POLL_S = 2.0
+_LEAVE_S = 120.0
+"""How long the objects of an earlier installation may take until they are deleted: a namespace ends after all in it."""
 _SHOWN = 4
 _FIRST = ("Namespace", "CustomResourceDefinition")
 """Kinds that others need: applied first, deleted last."""
@@ -47,6 +51,8 @@ def up(given: Sequence[Mapping[str, Any]], name: str, version: str, check: bool)
     wanted = sorted((_marked(each, name, version) for each in given), key=_order)
     known = _Kinds(client)
     _check_spaces(known, wanted, name)
+    _wait_for_deleted(client, known, wanted)
+    known = _Kinds(client)
     _check_ours(client, known, wanted, name)
     first = [each for each in wanted if each["kind"] in _FIRST]
     changed, differences = objects.apply(first, check)
@@ -80,18 +86,23 @@ def down(name: str, uses: Sequence[Mapping[str, Any]], check: bool) -> tuple[lis
     return _delete(client, found, check)
 
 
-def wait(name: str, proof: Mapping[str, Any], limit_s: float) -> None:
-    """Wait until the workloads of an add-on run and it answers; raises MachineProblem with the reason if not."""
-    client = kube_api.admin()
+def wait(name: str, proof: Mapping[str, Any], limit_s: float) -> list[str]:
+    """Wait until the workloads of an add-on run and it answers; its DaemonSets that no node of the cluster is to run.
+
+    Raises MachineProblem with the reason if they do not.
+    """
+    client, settling, look = kube_api.admin(), Settling(), _Look()
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            why = _unready(client, name) or _unanswered(client, proof)
+            look = _look(client, name)
+            why = settling.problem(look.why or _unanswered(client, proof), look.pods)
         except ApiError as error:
             why = str(error)
-        if not why:
-            return
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if settling.is_over(why, now):
+            return look.idle
+        if why and now >= deadline:
             raise MachineProblem(
                 f"{name}: {why}", "an add-on that runs", "correct that, then run the same command again"
             )
@@ -171,6 +182,25 @@ def _check_spaces(known: _Kinds, wanted: Sequence[Mapping[str, Any]], name: str)
 def _space_path(each: Mapping[str, Any]) -> str:
     space = each["metadata"].get("namespace")
     return f"/namespaces/{space}/" if space else ""
+
+
+def _wait_for_deleted(client: Client, known: _Kinds, wanted: Sequence[Mapping[str, Any]]) -> None:
+    """Wait until those that are being deleted are gone: the API server makes nothing in a namespace that ends."""
+    deadline = time.monotonic() + _LEAVE_S
+    left = [each for each in wanted if known.has(each)]
+    while left := [each for each in left if _is_being_deleted(client.find(known.path(each)))]:
+        if time.monotonic() >= deadline:
+            raise MachineProblem(
+                f"{_title(left[0])} is being deleted, and still exists after {_LEAVE_S:.0f} s",
+                "none, or one that stays",
+                f"`kubectl get {left[0]['kind']} {left[0]['metadata']['name']} -o yaml` shows what it waits for; "
+                "run the same command again when it is gone",
+            )
+        time.sleep(_POLL_S)
+
+
+def _is_being_deleted(found: Mapping[str, Any] | None) -> bool:
+    return found is not None and "deletionTimestamp" in found["metadata"]
 
 
 def _check_ours(client: Client, known: _Kinds, wanted: Sequence[Mapping[str, Any]], name: str) -> None:
@@ -316,19 +346,35 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _unready(client: Client, name: str) -> str:
-    """Why a workload of the add-on does not run, "" if all do."""
-    count = 0
+@dataclass
+class _Look:
+    """How the workloads of an add-on are."""
+
+    why: str = ""
+    """Why one of them does not run."""
+    pods: list[Mapping[str, Any]] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    """DaemonSets for which there is no node."""
+
+
+def _look(client: Client, name: str) -> _Look:
+    look, count = _Look(), 0
     for kind in _WORKLOADS:
         for each in _own(client, client.get(f"/apis/apps/v1/{kind}", labelSelector=f"{LABEL}={name}")["items"]):
             count += 1
+            title = each["metadata"]["name"]
             space = f"namespaces/{each['metadata']['namespace']}"
-            path = f"/apis/apps/v1/{space}/{kind}/{each['metadata']['name']}"
+            path = f"/apis/apps/v1/{space}/{kind}/{title}"
             why = addons.unfinished(client, path) if kind == "daemonsets" else _unfinished(each)
+            pods = _pods(client, each, space)
+            look.pods += pods
             if why:
-                return _pods_problem(client, each, space) or f"{each['metadata']['name']}: {why}"
-    kinds = client.get(_CRDS, labelSelector=f"{LABEL}={name}")["items"]
-    return "" if count or kinds else "it is not installed"
+                look.why = look.why or next(filter(None, map(pod_problem, pods)), "") or f"{title}: {why}"
+            elif kind == "daemonsets" and not (each.get("status") or {}).get("desiredNumberScheduled"):
+                look.idle.append(title)
+    if not count and not client.get(_CRDS, labelSelector=f"{LABEL}={name}")["items"]:
+        look.why = "it is not installed"
+    return look
 
 
 def _unfinished(each: Mapping[str, Any]) -> str:
@@ -340,10 +386,9 @@ def _unfinished(each: Mapping[str, Any]) -> str:
     return "" if counts == [wanted] * 3 else f"{counts[1]} of {wanted} pods are ready"
 
 
-def _pods_problem(client: Client, owner: Mapping[str, Any], space: str) -> str:
+def _pods(client: Client, owner: Mapping[str, Any], space: str) -> list[Mapping[str, Any]]:
     selector = ",".join(f"{key}={value}" for key, value in owner["spec"]["selector"]["matchLabels"].items())
-    pods = client.get(f"/api/v1/{space}/pods", labelSelector=selector)["items"]
-    return next(filter(None, map(pod_problem, pods)), "")
+    return list(client.get(f"/api/v1/{space}/pods", labelSelector=selector)["items"])
 
 
 def _unanswered(client: Client, proof: Mapping[str, Any]) -> str:

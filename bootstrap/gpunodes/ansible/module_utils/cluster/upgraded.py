@@ -18,14 +18,15 @@ _CRITICAL = ("system-node-critical", "system-cluster-critical")
 """Priority classes of what a node or cluster needs to work."""
 
 
-def wait(name: str, kubelet: str, components: str, limit_s: float, runtime: str = "") -> None:
+def wait(name: str, kubelet: str, components: str, limit_s: float, runtime: str = "", *, daemons: bool = True) -> None:
     """Wait until the node ``name`` runs these exact versions, "" for one that is not verified.
 
     ``runtime`` is the container runtime without the revision of a distribution: containerd://2.1.4.
 
     It must be Ready and renew its Lease, so that the condition is not that of the kubelet before. Its static pods must
-    run, and the daemons that the cluster needs: a user's daemon that fails stops no upgrade. ``components`` is the
-    version of its static pods; etcd, which has its own, must be ready.
+    run, and the daemons that the cluster needs: a user's daemon that fails stops no upgrade. Without ``daemons`` only
+    the node is verified: one that returns has its pods as they were. ``components`` is the version of its static pods;
+    etcd, which has its own, must be ready.
 
     Raises MachineProblem with the last reason.
     """
@@ -36,7 +37,9 @@ def wait(name: str, kubelet: str, components: str, limit_s: float, runtime: str 
         try:
             renewed = _renewed(client, name)
             first = first or renewed
-            reason = _reason(client, name, kubelet, components, runtime)
+            reason = _reason(client, name, kubelet, runtime) or (
+                _pods_reason(client, name, components) if daemons else ""
+            )
             if not reason:
                 if renewed and renewed != first:
                     return
@@ -58,8 +61,8 @@ def _renewed(client: Client, name: str) -> str:
     return str(((lease or {}).get("spec") or {}).get("renewTime") or "")
 
 
-def _reason(client: Client, name: str, kubelet: str, components: str, runtime: str) -> str:
-    """What is still missing, "" if nothing is."""
+def _reason(client: Client, name: str, kubelet: str, runtime: str) -> str:
+    """What the node still lacks, "" if nothing."""
     node = client.find(f"/api/v1/nodes/{name}")
     if node is None:
         return "it is not a node of the cluster"
@@ -72,6 +75,11 @@ def _reason(client: Client, name: str, kubelet: str, components: str, runtime: s
         return f"its runtime is {reported or 'unknown'}"
     if problem := not_ready(node):
         return f"its kubelet reports: {problem}"
+    return ""
+
+
+def _pods_reason(client: Client, name: str, components: str) -> str:
+    """Which of the node's pods does not run yet, "" for none."""
     pods = client.get("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")["items"]
     return (_component_problem(name, components, pods) if components else "") or _pod_problem(pods)
 

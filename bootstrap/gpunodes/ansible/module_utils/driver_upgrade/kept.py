@@ -56,7 +56,7 @@ def load(version: str) -> Kept | None:
 def matching(requested: Sequence[packages.RequestedPackage]) -> Kept | None:
     """The newest kept set that has all ``requested`` packages that have a version."""
     wanted = [package for package in requested if package.version]
-    for name in sorted(os.listdir(FOLDER) if os.path.isdir(FOLDER) else (), key=_numbers, reverse=True):
+    for name in sorted(os.listdir(FOLDER) if os.path.isdir(FOLDER) else (), key=numbers, reverse=True):
         found = load(name)
         if found and wanted and all(packages.fits(each, found.packages.get(each.name, "")) for each in wanted):
             return found
@@ -104,5 +104,6 @@ def file_of(folder: str, name: str, version: str) -> str:
     return found[0] if found else ""
 
 
-def _numbers(version: str) -> list[int]:
+def numbers(version: str) -> list[int]:
+    """A version that can be compared."""
     return [int(number) for number in re.findall(r"\d+", version)]

@@ -52,15 +52,22 @@ class Outcome:
 def prepare(spec: Spec, check: bool = False) -> Outcome:
     """Download the requested driver, and keep the installed one; changes neither of them.
 
-    Raises MachineProblem if one of them cannot be had, and for what a replacement would lose.
+    What an earlier attempt downloaded is used unless the source has a newer driver that was requested. Raises
+    MachineProblem if one of them cannot be had, and for what a replacement would lose.
     """
     changes, manager = _begin(spec, check)
     before = _installed_version(spec, manager)
-    if _meets(spec, manager) or ((done := kept.matching(spec.packages)) and kept.load(done.replaces)):
+    done = kept.matching(spec.packages)
+    old = kept.load(done.replaces) if done else None
+    if _meets(spec, manager) or (done and old and _is_between(old, done, manager)):
+        return Outcome(version=before)
+    again = done if old and _has(old, manager) else None
+    if check and again:
         return Outcome(version=before)
     _check_mig()
     title = f"download the driver that replaces {before}, and keep the packages of {before}"
-    if not changes.step(title, Difference("kept drivers", {}, {before: "kept"})):
+    difference = Difference("kept drivers", {}, {before: "kept"})
+    if not again and not changes.step(title, difference):
         return Outcome(changes.actions, changes.differences, before)
     if not os.path.isdir(kept.ROOT):
         changes.ledger.note_directories([kept.ROOT])
@@ -74,6 +81,10 @@ def prepare(spec: Spec, check: bool = False) -> Outcome:
     installed = manager.matching(spec.holds)
     chosen = _chosen(spec, sources)
     version = next(packages.upstream(chosen[each.name]) for each in spec.packages if each.version)
+    if again and kept.numbers(version) <= kept.numbers(again.version):
+        return Outcome(changes.actions, changes.differences, before)
+    if again:
+        changes.step(title, difference)
     available = manager.available(list(installed)) if installed else {}
     own = {name: state for name, state in installed.items() if packages.upstream(state.version) == before}
     pins = {name: state for name, state in installed.items() if name.startswith("nvidia-driver-pinning-")}
@@ -260,6 +271,13 @@ def _meets(spec: Spec, manager: packages.Manager) -> bool:
 def _has(target: kept.Kept, manager: packages.Manager) -> bool:
     installed = manager.installed(list(target.packages))
     return all(name in installed and installed[name].version == each for name, each in target.packages.items())
+
+
+def _is_between(old: kept.Kept, new: kept.Kept, manager: packages.Manager) -> bool:
+    """Whether a replacement of ``old`` by ``new`` was interrupted: it goes on with what is kept."""
+    installed = manager.installed(list(old.packages))
+    known = all(installed[name].version in {old.packages[name], new.packages.get(name)} for name in installed)
+    return known and not _has(old, manager)
 
 
 def _installed_version(spec: Spec, manager: packages.Manager) -> str:

@@ -6,10 +6,9 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from .. import certificate, disk, endpoints, facts, kube_api, kubeconfig, ledger, tree
-from ..kube_api import ApiError, Client
+from ..kube_api import Client
 from ..problem import MachineProblem
 from ..process import must
 from ..report import Difference, Report
@@ -19,7 +18,6 @@ PKI = "/etc/kubernetes/pki"
 CERTIFICATE, KEY = f"{PKI}/apiserver.crt", f"{PKI}/apiserver.key"
 _WORK = "/etc/kubernetes/gpunodes-certificates"
 """kubeadm makes the new pair here. On the same file system as the old one, which a rename replaces."""
-PORT = 6443
 API_SERVER = "kube-apiserver"
 KUBEADM_CONFIG = f"{kube_api.SYSTEM}/configmaps/kubeadm-config"
 _POLL_S = 1.0
@@ -59,7 +57,7 @@ def add_names(wanted: Sequence[str], limit_s: float, check: bool) -> Report:
             f"restart {API_SERVER}", Difference(API_SERVER, {"certificate": "earlier"}, {"certificate": "present"})
         )
         if not check:
-            static_pods.restart(API_SERVER, ledger.load(), limit_s, lambda: is_ready(address))
+            static_pods.restart(API_SERVER, ledger.load(), limit_s, lambda: not kube_api.local_problem(address))
             _verify(wanted, address, limit_s)
     return report
 
@@ -85,33 +83,13 @@ def own_client() -> Client:
     address = facts.advertised_address(disk.read(facts.API_SERVER) or "")
     if not address:
         raise MachineProblem(f"{facts.API_SERVER} has no --advertise-address", "a control plane that kubeadm made")
-    return local_client(address, _PATIENCE_S)
-
-
-def local_client(address: str, patience_s: float = 0.0) -> Client:
-    """The administrator's client of the API server on this machine, wherever the cluster's endpoint leads."""
-    config = kubeconfig.load(kubeconfig.ADMIN)
-    if config is None:
-        raise MachineProblem(f"{kubeconfig.ADMIN} does not exist on this machine", "a control plane")
-    return Client(replace(config, server=f"https://{address}:{PORT}"), patience_s)
-
-
-def is_ready(address: str) -> bool:
-    """Whether the API server on this machine reports that it is ready."""
-    client = local_client(address)
-    try:
-        client.get("/readyz")
-    except ApiError:
-        return False
-    finally:
-        client.close()
-    return True
+    return kube_api.local(address, _PATIENCE_S)
 
 
 def _make(names: Sequence[str], address: str, limit_s: float) -> None:
     """Make a new pair with exactly these names, and those that kubeadm adds; then replace the old one."""
     stored = str(
-        (local_client(address, _PATIENCE_S).get(KUBEADM_CONFIG).get("data") or {}).get("ClusterConfiguration") or ""
+        (kube_api.local(address, _PATIENCE_S).get(KUBEADM_CONFIG).get("data") or {}).get("ClusterConfiguration") or ""
     )
     tree.remove(_WORK)
     os.mkdir(_WORK, 0o700)
@@ -164,7 +142,7 @@ def _documents(stored: str, names: Sequence[str], address: str) -> list[dict[str
 def _serves(wanted: Sequence[str], address: str) -> bool:
     """Whether the API server on this machine presents a certificate of its CA with these names."""
     with suppress(OSError):
-        found = certificate.names(endpoints.presented(address, PORT, disk.read(kubeconfig.CA) or ""))
+        found = certificate.names(endpoints.presented(address, kube_api.PORT, disk.read(kubeconfig.CA) or ""))
         return all(name in found for name in wanted)
     return False
 
@@ -174,7 +152,7 @@ def _verify(wanted: Sequence[str], address: str, limit_s: float) -> None:
     while not _serves(wanted, address):
         if time.monotonic() > deadline:
             raise MachineProblem(
-                f"the API server at {address}:{PORT} presents a certificate without {', '.join(wanted)}",
+                f"the API server at {address}:{kube_api.PORT} presents a certificate without {', '.join(wanted)}",
                 f"the certificate in {CERTIFICATE}",
                 "see `crictl logs` of kube-apiserver there",
             )

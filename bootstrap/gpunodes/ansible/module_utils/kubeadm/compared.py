@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .. import certificate, disk, ledger, static_pod_files
+from .. import certificate, disk, kube_api, ledger, static_pod_files
 from ..kube_api import Client
 from ..ledger import Ledger
 from ..problem import MachineProblem
@@ -104,7 +104,7 @@ def address() -> str:
 
 def own_client(patience_s: float = _PATIENCE_S) -> Client:
     """The client of the API server on this machine, which may start at the moment."""
-    return api_certificate.local_client(address() or "127.0.0.1", patience_s)
+    return kube_api.local(address() or "127.0.0.1", patience_s)
 
 
 def stored_configuration(client: Client, workshop: expected.Workshop) -> dict[str, Any]:

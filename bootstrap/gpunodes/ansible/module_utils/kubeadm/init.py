@@ -56,7 +56,7 @@ def init(
     """Make this machine a control plane, unless it is one already.
 
     ``files`` are JSON files to which the documents refer, by path; readable by root only, and written when the control
-    plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here and never leaves the machine.
+    plane is created. ``RANDOM_KEY`` in them is replaced by a key that is generated here.
 
     A cluster that was usable at any time is never touched: if its API does not respond, this waits, then reports it. An
     init that gpunodes started and that did not finish is reset and started again.

@@ -16,12 +16,11 @@ from urllib.parse import urlsplit
 
 from .. import containers, disk, facts, kubeconfig, ledger
 from ..host import services
-from ..kube_api import ApiError, Client
+from ..kube_api import PORT, ApiError, Client
 from ..kubeconfig import Kubeconfig
 from ..problem import MachineProblem
 from ..report import Difference, Report
 from . import static_pods
-from .api_certificate import PORT
 
 _FOLDER = "/etc/kubernetes"
 _OF_PEOPLE = (kubeconfig.ADMIN, f"{_FOLDER}/super-admin.conf")

@@ -27,6 +27,7 @@ from . import command, static_pods
 FRESH = 0.9
 """Share of its time that a certificate must have left to be kept."""
 _KUBEADM_S = 300
+_POLL_S = 1.0
 _PKI = f"{certificates.KUBERNETES}/pki"
 USES: Mapping[str, tuple[str, ...]] = {
     "etcd": ("pki/etcd/server.crt", "pki/etcd/peer.crt"),
@@ -70,7 +71,7 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
         static_pods.restart(name, machine_ledger, limit_s)
     for name in _SERVED:
         if _has(name):
-            _check_served(name)
+            _check_served(name, limit_s)
     return report
 
 
@@ -161,17 +162,27 @@ def _started(container: str) -> float | None:
     return None
 
 
-def _check_served(name: str) -> None:
-    """Raise MachineProblem unless the certificate in the TLS handshake is the one in the file."""
+def _check_served(name: str, limit_s: float) -> None:
+    """Wait until a component is ready with the certificate in its file; raises MachineProblem if it does not get so.
+
+    A component that was not restarted may still start: an earlier run may have ended before it was ready.
+    """
     port, file = _SERVED[name]
     wanted = certificates.of_file(f"{certificates.KUBERNETES}/{file}")
-    served = _handshake(port)
-    if wanted is None or served != wanted.der:
-        raise MachineProblem(
-            f"{name} serves another certificate on port {port} than {certificates.KUBERNETES}/{file}",
-            "the renewed one",
-            f"see `crictl ps -a --name {name}` and its logs, then run the command again",
-        )
+    deadline = time.monotonic() + limit_s
+    while True:
+        serves = wanted is not None and _handshake(port) == wanted.der
+        if serves and static_pods.is_ready(name):
+            return
+        if wanted is None or time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)
+    found = "is not ready" if serves else f"does not serve the certificate {certificates.KUBERNETES}/{file}"
+    raise MachineProblem(
+        f"{name} {found} on port {port}",
+        "a component that is ready with the renewed one",
+        f"see `crictl ps -a --name {name}` and its logs, then run the command again",
+    )
 
 
 def _handshake(port: int) -> bytes | None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .. import containers, disk, etcd_snapshot, ledger, static_pod_files, tree
+from .. import containers, disk, etcd_snapshot, kube_api, ledger, static_pod_files, tree
 from ..ledger import Ledger
 from ..problem import MachineProblem
 from ..report import Difference, Report
@@ -178,7 +178,7 @@ def _restart(name: str, text: str, machine_ledger: Ledger, limit_s: float) -> No
 
 def _is_ready(name: str, address: str) -> bool:
     # Another API server behind the cluster's endpoint is not the one that was changed.
-    return api_certificate.is_ready(address) if name == drift.API_SERVER else static_pods.is_ready(name)
+    return not kube_api.local_problem(address) if name == drift.API_SERVER else static_pods.is_ready(name)
 
 
 def _logged(name: str) -> str:

@@ -13,8 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable
 
-from .. import containers, disk, etcdctl, kube_api, static_pod_files
-from ..kube_api import ApiError
+from .. import containers, disk, etcdctl, kube_api, kubeconfig, static_pod_files
 from ..ledger import Ledger
 from ..problem import MachineProblem
 
@@ -34,7 +33,8 @@ def heal(machine_ledger: Ledger, check: bool = False) -> list[str]:
         raise MachineProblem(
             "a restore of etcd has stopped this control plane",
             "a control plane in use",
-            "finish `gpunodes etcd restore`, or reset this machine and join it again",
+            "finish `gpunodes etcd restore`, give it up with `gpunodes etcd restore --abort`, or reset this machine "
+            "and join it again",
         )
     names = sorted(machine_ledger.manifests)
     if not check:
@@ -110,16 +110,21 @@ def start(names: Iterable[str], machine_ledger: Ledger) -> None:
 def is_ready(name: str) -> bool:
     """Whether a component of the control plane responds as healthy on this machine."""
     if name == "kube-apiserver":
-        with contextlib.suppress(ApiError):
-            kube_api.admin(patience_s=0).get("/readyz")
-            return True
-        return False
+        return _api_is_ready()
     if name == "etcd":
         with contextlib.suppress(MachineProblem):
             etcdctl.must(["endpoint", "health"])
             return True
         return False
     return _healthy(_HEALTH[name])
+
+
+def _api_is_ready() -> bool:
+    address = static_pod_files.argument("kube-apiserver", "advertise-address")
+    if not address or kubeconfig.load(kubeconfig.ADMIN) is None:
+        return False
+    # Another API server behind the cluster's endpoint would respond for this one.
+    return not kube_api.local_problem(address)
 
 
 def _healthy(port: int) -> bool:

@@ -1,4 +1,7 @@
-"""Collectors: child processes that may be abandoned, because what they read may block for ever."""
+"""Collectors: child processes that may be abandoned, because what they read blocks for ever where the driver hangs.
+
+Each reports a fact as soon as it has it. The parent does nothing that could block.
+"""
 
 import contextlib
 import json

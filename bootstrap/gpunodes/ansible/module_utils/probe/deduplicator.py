@@ -10,7 +10,7 @@ from .options import TEXT_BYTES
 FLOOD = 50
 """A line pattern that occurs more often is a log flood: its first and last lines stay, the others are counted."""
 BLOCKS = 64
-"""Maximum number of hung-task reports that stay complete."""
+"""Maximum number of hung-task reports that stay complete. Of further ones in the driver stays what proves them."""
 BLOCK_LINES = 80
 
 
@@ -26,7 +26,7 @@ class _Pattern:
 
 
 class Deduplicator:
-    """Bounds a log: floods are counted, hung-task reports stay complete, driver lines have priority over others."""
+    """Floods are counted, hung-task reports stay complete, driver lines have priority over others."""
 
     _DIGITS = str.maketrans(dict.fromkeys("0123456789abcdefABCDEF", "#"))
     _RUN = re.compile(r"#+")
@@ -63,6 +63,7 @@ class Deduplicator:
         self._important_bytes = self._other_bytes = 0
         self._blocks = 0
         self._block_left = 0
+        self._begin: Optional[_StoredLine] = None
 
     def add(self, seconds: float, text: str) -> None:
         """Add one line of the log, oldest first."""
@@ -76,13 +77,19 @@ class Deduplicator:
         if any(word in text for word in self._BLOCK_WORDS) and self._BLOCK.search(text):
             self._blocks += 1
             self._block_left = BLOCK_LINES
+            self._begin = _StoredLine(self._number, line, None, 0)
             if self._blocks <= BLOCKS:
-                self._store(_StoredLine(self._number, line, None, 0), important=True)
+                self._store(self._begin, important=True)
                 return
         elif self._block_left and self._IN_BLOCK.match(text):
             self._block_left -= 1
             if self._blocks <= BLOCKS:
                 self._store(_StoredLine(self._number, line, None, 0), important=True)
+            elif self._begin and " [nvidia" in text:
+                # A report of the driver among those of a frozen file server: its first line, and what proves it.
+                self._store(self._begin, important=True)
+                self._store(_StoredLine(self._number, line, None, 0), important=True)
+                self._begin = None
             else:
                 self._cut = True
             return
@@ -105,7 +112,7 @@ class Deduplicator:
         others = [(stored.number, stored.line) for stored in self._other_lines if stored.is_kept()]
         for pattern in self._patterns.values():
             (important if pattern.important else others).extend(pattern.tail)
-        important.sort()
+        important = sorted(set(important))
         others.sort()
         chosen, important_cut = _first_lines(important, TEXT_BYTES * 2 // 3)
         # The newest of the other lines: they show what happened last.

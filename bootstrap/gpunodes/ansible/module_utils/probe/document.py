@@ -58,6 +58,7 @@ def _empty(options: ProbeOptions) -> Dict[str, Any]:
             "rc": None,
             "took_s": 0.0,
             "task_state": None,
+            "stack": [],
             "xml": None,
             "message": "",
         },

@@ -12,7 +12,7 @@ SERVICES = ("nvidia-persistenced", "nvidia-fabricmanager")
 
 
 def driver(options: ProbeOptions, emit: Emit) -> None:
-    """Versions of module and library; the driver's own list of GPUs last, because reading it takes driver locks."""
+    """Versions of module and library; its own list of GPUs last: reading it takes its locks."""
     emit("driver", {"loaded": os.path.isdir(options.path("sys/module/nvidia")), "library": _library(options)})
     module = readers.text(options.path("sys/module/nvidia/version")).strip()
     banner = readers.text(options.path("proc/driver/nvidia/version"))

@@ -23,8 +23,7 @@ def identity(options: ProbeOptions, emit: Emit) -> None:
 def macs(root: str = "/") -> List[str]:
     """The MAC addresses of the physical network interfaces (those with a device that is not a virtual function).
 
-    The ports of a bond all have its address, which is often a locally administered one: their own is in another file
-    (Documentation/networking/bonding.rst, "perm_hwaddr" in sysfs).
+    The ports of a bond all have its address; their own is in another file (Documentation/networking/bonding.rst).
     """
     base = os.path.join(root, "sys/class/net")
     found = []

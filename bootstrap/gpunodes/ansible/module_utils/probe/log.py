@@ -13,13 +13,17 @@ from .options import Emit, ProbeOptions
 
 Line = Tuple[float, str]
 """Seconds since the boot, and the text."""
+# How NVIDIA's messages of several lines begin; no name of a process is as long. In others a line break may be a
+# process's, in the name of a program that crashed, or in the version that a client reports to the driver.
+_SEVERAL_LINES = "NVRM: The NVIDIA "
+_ONE_LINE = "NVRM: API mismatch: "
 
 
 def log(options: ProbeOptions, emit: Emit) -> None:
     """The kernel's log lines of this boot.
 
-    /dev/kmsg is the ring buffer itself: always current, and complete unless it has overflowed. Only then the journal
-    is read for the lost lines, because that takes seconds where the journal is long.
+    /dev/kmsg is the ring buffer itself. Only if it has overflowed, the journal is read for the lost lines: that takes
+    seconds where it is long.
     """
     deduplicator = Deduplicator()
     source: Optional[str] = None
@@ -59,7 +63,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
     """The ring buffer's kernel lines, whether they reach back to the boot, and an error message.
 
     A record is ``priority,sequence,microseconds,flags;text`` and lines of properties that begin with a blank
-    (Documentation/ABI/testing/dev-kmsg). User space cannot write records with the kernel's facility, 0.
+    (Documentation/ABI/testing/dev-kmsg). User space cannot write records with the facility 0.
     """
     lines: List[Line] = []
     first: Optional[int] = None
@@ -84,7 +88,7 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
             if priority >> 3 == 0:
                 seconds = microseconds / 1e6
                 message = body.split("\n", 1)[0]
-                for text in message.replace("\\x0a", "\n").split("\n") if "\\x0a" in message else [message]:
+                for text in _texts(message.split("\\x0a")) or [message]:
                     lines.append((seconds, text))
             if time.monotonic() > deadline:
                 lost = True
@@ -92,6 +96,13 @@ def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
     finally:
         os.close(device)
     return lines, first == 0 and not lost, ""
+
+
+def _texts(lines: List[str]) -> List[str]:
+    """A message of NVIDIA's as it is reported; else []."""
+    if lines[0].startswith(_ONE_LINE):
+        return [" ".join(lines)]
+    return lines if lines[0].startswith(_SEVERAL_LINES) else []
 
 
 def _records(device: int) -> Iterator[Optional[str]]:
@@ -112,22 +123,36 @@ def _records(device: int) -> Iterator[Optional[str]]:
 def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
     """This boot's kernel lines in the journal up to ``before`` (seconds since the boot).
 
-    The facility excludes lines that user space wrote to /dev/kmsg: the journal stores them with the kernel's transport.
+    The facility excludes what user space wrote to /dev/kmsg.
     """
     program = readers.program(options, "journalctl")
     if program is None:
         return
     argv = [program, "-b", "-q", "--no-pager", "-o", "short-monotonic", "_TRANSPORT=kernel", "SYSLOG_FACILITY=0"]
-    # `[   12.345678] host kernel: text`; a line without this prefix continues the previous one.
+    # `[   12.345678] host kernel: text`; a line without this prefix, an indented one, continues the previous one.
     pattern = re.compile(r"\[ *(\d+\.\d+)\] \S+ [^:]*: ?(.*)")
-    seconds = 0.0
-    for line in readers.output(argv, options.deadline_s / 2):
-        found = pattern.match(line)
-        if found:
-            seconds = float(found.group(1))
+    for found, lines in _entries(readers.output(argv, options.deadline_s / 2), pattern):
+        seconds = float(found.group(1))
         if seconds >= before:
             return
-        yield seconds, found.group(2) if found else line.strip()
+        for text in lines:
+            yield seconds, text
+
+
+def _entries(output: Iterator[str], pattern: "re.Pattern[str]") -> Iterator[Tuple["re.Match[str]", List[str]]]:
+    """The entries of a log: the match of the first line, and the lines that are reported."""
+    found: Optional[re.Match[str]] = None
+    lines: List[str] = []
+    for line in output:
+        following = pattern.match(line)
+        if following is None:
+            lines.append(line.strip())
+            continue
+        if found:
+            yield found, _texts(lines) or lines[:1]
+        found, lines = following, [following.group(pattern.groups)]
+    if found:
+        yield found, _texts(lines) or lines[:1]
 
 
 def _dmesg(options: ProbeOptions) -> Iterator[Line]:
@@ -136,13 +161,8 @@ def _dmesg(options: ProbeOptions) -> Iterator[Line]:
     if program is None or options.root != "/":
         return
     pattern = re.compile(r"<(\d+)>\[ *(\d+\.\d+)\] ?(.*)")
-    kernel = False
-    seconds = 0.0
     with contextlib.suppress(OSError, readers.SlowError):
-        for line in readers.output([program, "-r"], 5):
-            found = pattern.match(line)
-            if found:
-                kernel = int(found.group(1)) >> 3 == 0
-                seconds = float(found.group(2))
-            if kernel:
-                yield seconds, found.group(3) if found else line
+        for found, lines in _entries(readers.output([program, "-r"], 5), pattern):
+            if int(found.group(1)) >> 3 == 0:
+                for text in lines:
+                    yield float(found.group(2)), text

@@ -1,19 +1,19 @@
 """The machine's threads: those that are stuck, and the driver's tools."""
 
 import contextlib
-import os
 import re
 import time
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 from . import readers
-from .known import DRIVER_THREAD
+from .known import DRIVER_THREAD, FILE_WAIT, STUCK_S, in_driver
 from .options import Emit, ProbeOptions
 
 TASKS = 200
 """Maximum number of reported threads."""
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _TOOL = re.compile(DRIVER_THREAD)
+_OF_CPU = re.compile(r"(migration|ksoftirqd|kworker)/\d")
 
 
 class Thread:
@@ -29,71 +29,105 @@ class Thread:
         fields = tail.split()
         self.state = fields[0]
         self.kthread = bool(int(fields[6]) & PF_KTHREAD)
-        self.cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        self.started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-    def reread(self, options: ProbeOptions) -> "Optional[Thread]":
-        """The current state of the same thread, None when it is gone."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            return Thread(options, self.pid, self.tid)
-        return None
+        self.cpu = fields[36]
 
     def switches(self) -> str:
-        """Its voluntary context switches: the same number twice means that it slept all the time."""
+        """Its voluntary context switches: as long as they are the same, it sleeps."""
         found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", readers.text(self.folder + "/status"), re.MULTILINE)
         return found.group(1) if found else ""
 
     def last_run_ms(self) -> Optional[float]:
-        """When it last ran, in milliseconds of the scheduler's clock; None where the kernel does not report it."""
+        """When it last ran, in milliseconds of its CPU's clock; None where the kernel does not report it."""
         found = re.search(r"^se\.exec_start\s*:\s*([\d.]+)", readers.text(self.folder + "/sched", 4096), re.MULTILINE)
         return float(found.group(1)) if found else None
 
-    def to_fact(self, age_s: float) -> Dict[str, Any]:
+    def wchan(self) -> str:
+        return readers.text(self.folder + "/wchan", 256).strip()
+
+    def waits_for_file(self) -> bool:
+        """Before Linux 5.7 a read of its stack then waits, too, if it executes the file."""
+        return bool(FILE_WAIT.match(self.wchan()))
+
+    def stack(self) -> List[str]:
+        """Its kernel stack, [] if it cannot be read; reading it may block."""
+        lines = readers.text(self.folder + "/stack", 8192).splitlines()
+        # `[<0>] schedule+0x5d/0xd0`: the address is hidden or useless.
+        return [re.sub(r"^\[<[^>]*>\] ", "", line) for line in lines]
+
+    def age_s(self, clocks: Dict[str, float]) -> float:
+        """For how many seconds, at least, it has not run."""
+        last_run = self.last_run_ms()
+        return max(0.0, clocks.get(self.cpu, 0.0) - last_run) / 1000 if last_run else 0.0
+
+    def hangs_in_driver(self, clocks: Dict[str, float]) -> bool:
+        """Whether it has slept in the driver for ``STUCK_S``, by its stack: it may have any name."""
+        return self.age_s(clocks) >= STUCK_S and not self.waits_for_file() and in_driver(self.stack())
+
+    def to_fact(self, clocks: Dict[str, float]) -> Dict[str, Any]:
         return {
             "pid": self.tid,
             "comm": self.comm,
             "state": self.state,
             "kthread": self.kthread,
-            "wchan": readers.text(self.folder + "/wchan", 256).strip(),
+            "wchan": self.wchan(),
             "stack": [],
-            "age_s": round(age_s, 1),
+            "age_s": round(max(0.5, self.age_s(clocks)), 1) if self.state == "D" else 0.0,
         }
 
 
+def thread_of(options: ProbeOptions, pid: int, tid: int) -> Optional[Thread]:
+    """The current state of a thread, None when it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return Thread(options, pid, tid)
+    return None
+
+
 def threads(options: ProbeOptions) -> Iterator[Thread]:
-    """All threads of the machine."""
-    for pid in readers.names(options.path("proc")):
-        if pid.isdigit():
-            for tid in readers.names(options.path("proc/{}/task".format(pid))):
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    yield Thread(options, int(pid), int(tid))
+    """All threads of the machine, by the numbers of their processes: the kernel's own come first."""
+    for pid in _numbers(options.path("proc")):
+        for tid in _numbers(options.path("proc/{}/task".format(pid))):
+            found = thread_of(options, pid, tid)
+            if found:
+                yield found
+
+
+def _numbers(folder: str) -> List[int]:
+    return sorted(int(name) for name in readers.names(folder) if name.isdigit())
 
 
 def tasks(options: ProbeOptions, emit: Emit) -> None:
-    """Threads that stay in uninterruptible sleep, and the driver's tools; then their stacks: reading them may block."""
+    """Threads that stay in uninterruptible sleep, and the driver's tools; then their stacks, which may block.
+
+    Of thousands that wait for files, those in the driver are reported, whatever their place.
+    """
     tools: List[Thread] = []
     asleep: List[Thread] = []
-    for thread in threads(options):
+    found = list(threads(options))
+    for thread in found:
         if thread.state == "D":
             asleep.append(thread)
         elif _TOOL.match(thread.comm) and (not thread.kthread or thread.state == "R"):
             tools.append(thread)
     stuck = still_asleep(options, asleep, 0.5)
-    now = now_ms(options)
+    clocks = cpu_clocks(found) if stuck else {}
     for thread in stuck[:TASKS]:
-        last_run = thread.last_run_ms()
-        emit("tasks", thread.to_fact(max(0.5, (now - last_run) / 1000) if now and last_run else 0.5))
+        emit("tasks", thread.to_fact(clocks))
     if len(stuck) > TASKS:
-        emit("errors", {"what": "tasks", "error": "{} threads are in uninterruptible sleep".format(len(stuck))})
+        emit("errors", {"what": "threads", "error": "{} threads are in uninterruptible sleep".format(len(stuck))})
     reported = stuck[:TASKS] + tools[:TASKS]
     for thread in reported:
         if thread.state != "D":
-            emit("tasks", thread.to_fact(0.0))
-    for thread in reported:
+            emit("tasks", thread.to_fact(clocks))
+    left = TASKS
+    for thread in stuck[TASKS:]:
+        stack = [] if thread.waits_for_file() else thread.stack()
+        if left and in_driver(stack):
+            left -= 1
+            emit("tasks", thread.to_fact(clocks))
+            emit("stacks", {str(thread.tid): stack})
+    for thread in sorted(reported, key=Thread.waits_for_file):
         if thread.state in "DR":
-            lines = readers.text(thread.folder + "/stack", 8192).splitlines()
-            # `[<0>] schedule+0x5d/0xd0`: the address is hidden or useless.
-            emit("stacks", {str(thread.tid): [re.sub(r"^\[<[^>]*>\] ", "", line) for line in lines]})
+            emit("stacks", {str(thread.tid): thread.stack()})
 
 
 def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) -> List[Thread]:
@@ -102,13 +136,14 @@ def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) ->
         return []
     before = [(thread, thread.switches()) for thread in asleep]
     time.sleep(seconds)
-    after = [(thread.reread(options), switches) for thread, switches in before]
+    after = [(thread_of(options, thread.pid, thread.tid), switches) for thread, switches in before]
     return [thread for thread, switches in after if thread and thread.state == "D" and thread.switches() == switches]
 
 
-def now_ms(options: ProbeOptions) -> Optional[float]:
-    """The scheduler's clock: the time at which the thread of this process last ran."""
-    try:
-        return Thread(options, os.getpid(), os.getpid()).last_run_ms()
-    except (OSError, ValueError, IndexError):
-        return None
+def cpu_clocks(found: Iterable[Thread]) -> Dict[str, float]:
+    """When the kernel's threads of each CPU last ran. Its clock leaves out its interrupts, so clocks differ."""
+    clocks: Dict[str, float] = {}
+    for thread in found:
+        if thread.kthread and _OF_CPU.match(thread.comm):
+            clocks[thread.cpu] = max(clocks.get(thread.cpu, 0.0), thread.last_run_ms() or 0.0)
+    return clocks

@@ -1,0 +1,211 @@
+"""Machines that someone switched beside the autoscaler: noticed, not fought, and never called what they are not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from gpunodes.autoscale import decisions, kept_off
+from gpunodes.autoscale.kept_off import KeptOff
+from gpunodes.autoscale.server import NotPossible
+from gpunodes.autoscale.state import MachineState, Phase
+
+from tests.power_fleet import MemoryMachines, Site, parsed
+
+POOLS = {"h100": (0, 2, 50), "t4": (0, 1, 10)}
+BY = KeptOff("root@ctl", 1_800_000_000.0)
+NO_WAY_BACK = "switched off by root@ctl with `gpunodes power`: it stays off until it is switched on"
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site(parsed({"w1": "h100", "w2": "h100", "w3": "t4"}, POOLS))
+
+
+def looks(site: Site) -> None:
+    """It sees the node, sees that its GPUs are proven, and that it is in service."""
+    for _ in range(3):
+        site.look()
+
+
+def asks(site: Site) -> None:
+    """Let the time pass after which a BMC is asked again."""
+    site.server._questions._asked.clear()
+
+
+def in_service(site: Site, name: str = "w3") -> None:
+    site.server.increase(site.plan.machines[name].pool, 1)
+    site.boots(name, labels={"gpunodes.dev/pool": site.plan.machines[name].pool})
+    looks(site)
+    assert site.phases()[name] is Phase.ON
+
+
+def not_ready(site: Site, name: str = "w3") -> None:
+    site.store.objects[name]["status"]["conditions"][0]["status"] = "Unknown"
+
+
+def warnings(site: Site) -> list[tuple[str, str]]:
+    return [(name, reason) for name, reason, kind in site.store.events if kind == "Warning"]
+
+
+# Off, by `gpunodes power NAME off`
+
+
+def test_a_machine_that_is_off_and_reserved_is_not_switched_on(site: Site) -> None:
+    site.store.keep_off("w3", BY)
+    # The server has not seen it yet: it reads it again while it holds the machine's lock.
+    site.server.increase("t4", 1)
+    site.settle({"w3": Phase.BY_HAND})
+    with pytest.raises(NotPossible, match="0 machines"):
+        site.server.increase("t4", 1)
+    assert not site.machines.orders
+    site.look()
+    assert site.store.states()["w3"].reason == NO_WAY_BACK
+    site.time += 40 * 86400
+    site.look()
+    assert site.phases()["w3"] is Phase.BY_HAND, "not even after 30 days"
+    # `gpunodes power w3 on`, but its BMC refused: it is off, and the autoscaler's again.
+    site.store.keep_off("w3", None)
+    site.look()
+    assert site.phases()["w3"] is Phase.LEFT_ALONE
+    asks(site)
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.STARTING)
+    assert "off for 30 days" in site.store.states()["w3"].reason
+
+
+def test_a_machine_that_a_user_switches_off_while_it_starts_is_not_switched_on_again(site: Site) -> None:
+    """It counted as failed, and was switched on half an hour later."""
+    site.server.increase("t4", 1)
+    site.until(lambda: site.machines.on == {"w3"})
+    site.machines.on.clear()
+    site.store.keep_off("w3", BY)
+    site.look()
+    found = site.store.states()["w3"]
+    assert (found.phase, found.reason, found.error) == (Phase.BY_HAND, NO_WAY_BACK, "")
+    assert site.server.size("t4") == decisions.Size(0, 0, 0), "the other pool is used"
+    site.time += decisions.RETRY_S + 200
+    site.look()
+    assert site.machines.orders == [("w3", "on")]
+
+
+def test_the_record_ends_when_the_machine_is_on_again(site: Site) -> None:
+    in_service(site)
+    site.store.keep_off("w3", dataclasses.replace(BY, boot_id="boot-w3"))
+    site.look()
+    assert site.phases()["w3"] is Phase.BY_HAND, "its node still counts as ready"
+    not_ready(site)
+    site.look()
+    assert site.phases()["w3"] is Phase.BY_HAND
+    # By its button.
+    site.boots("w3")
+    site.store.objects["w3"]["status"]["nodeInfo"]["bootID"] = "the next boot"
+    looks(site)
+    assert site.phases()["w3"] is Phase.ON
+    assert site.store.off == {}
+
+
+def test_a_machine_found_off_while_it_starts_is_not_said_to_be_broken(site: Site) -> None:
+    """Someone switched it off at its BMC; nothing records that."""
+    site.server.increase("t4", 1)
+    site.until(lambda: ("w3", "SwitchedOn", "Normal") in site.store.events)
+    site.machines.on.clear()
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.BY_HAND})
+    assert site.store.states()["w3"].reason == decisions.SWITCHED_OFF
+    assert not warnings(site)
+
+
+def test_a_machine_that_never_came_on_is_broken(site: Site) -> None:
+    site.server.increase("t4", 1)
+    site.until(lambda: ("w3", "SwitchedOn", "Normal") in site.store.events)
+    site.server.decrease("t4", 1)
+    site.settle({"w3": Phase.OFF})
+    site.machines.refuses = {"w3"}
+    site.server.increase("t4", 1)
+    site.until(lambda: site.store.states()["w3"].error)
+    site.machines.refuses = set()
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.FAILED})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"by": 1, "since": 1, "boot_id": ""}', "[" * 100_000, "x" * 2000])
+def test_a_record_of_another_form_is_none(text: str) -> None:
+    assert kept_off.parse({"w1": text, "w2": BY.text()}) == {"w2": BY}
+    assert kept_off.parse(text) == {}
+
+
+# Without a BMC
+
+
+@pytest.fixture
+def woken(site: Site) -> Site:
+    """The machine w3 has no BMC: it is off if nothing of it responds."""
+    bmc = {"gpunodes_bmc_type": "wol", "gpunodes_bmc_address": ""}
+    machines = {**site.plan.machines, "w3": dataclasses.replace(site.plan.machines["w3"], bmc=bmc)}
+    site.plan = dataclasses.replace(site.plan, machines=machines)
+    site.machines = MemoryMachines(set())
+    site.server = site.new_server()
+    return site
+
+
+def test_a_kernel_that_has_stopped_is_not_a_machine_that_someone_switched_off(woken: Site) -> None:
+    in_service(woken)
+    not_ready(woken)
+    woken.machines.on.clear()
+    woken.look()
+    woken.time += 61
+    woken.looks_until(woken.server, lambda: woken.store.states()["w3"].error)
+    found = woken.store.states()["w3"]
+    assert (found.phase, found.error) == (Phase.ON, decisions.OFF_OR_HANGS)
+    woken.store.objects["w3"]["status"]["conditions"][0]["status"] = "True"
+    woken.look()
+    assert woken.store.states()["w3"].error == ""
+
+
+def test_a_machine_without_a_bmc_that_a_user_switched_off_is_called_so(woken: Site) -> None:
+    in_service(woken)
+    not_ready(woken)
+    woken.machines.on.clear()
+    woken.store.keep_off("w3", dataclasses.replace(BY, boot_id="boot-w3"))
+    woken.look()
+    found = woken.store.states()["w3"]
+    assert (found.phase, found.reason, found.error) == (Phase.BY_HAND, NO_WAY_BACK, "")
+
+
+# On, without the autoscaler
+
+
+def test_gpus_of_a_machine_that_someone_switched_on_fail_their_proof_once_in_a_while(site: Site) -> None:
+    """It was called on, without an Event, and a pod after the other failed there."""
+    site.store.broken = {"w3"}
+    made, create = [], site.store.create_pod
+
+    def counted(path: str, pod: dict[str, object]) -> None:
+        made.append(pod)
+        create(path, pod)
+
+    site.store.create_pod = counted  # type: ignore[method-assign]  # a spy
+    site.machines.on.add("w3")
+    site.boots("w3")
+    for _ in range(9):
+        site.look()
+    found = site.store.states()["w3"]
+    assert found.phase is Phase.ON
+    assert found.error.startswith("a pod that requests its 2 nvidia.com/gpu fails")
+    assert (len(made), warnings(site)) == (1, [("w3", "NotProven")])
+    assert site.store.seen_nodes()["w3"].is_starting
+    site.time += 601
+    looks(site)
+    assert (len(made), warnings(site)) == (2, [("w3", "NotProven")])
+    # Another boot has another proof, at once.
+    site.store.broken = set()
+    site.store.objects["w3"]["status"]["nodeInfo"]["bootID"] = "the next boot"
+    looks(site)
+    site.look()
+    found = site.store.states()["w3"]
+    assert (found.phase, found.error) == (Phase.ON, "")
+    assert not site.store.seen_nodes()["w3"].is_starting
+
+
+def test_nothing_is_remembered_without_an_autoscaler_of_a_machine_that_is_left_alone() -> None:
+    assert decisions.without_autoscaler(MachineState(Phase.LEFT_ALONE, 1.0), None, 2.0) is None
