@@ -247,6 +247,10 @@ class LabSpec:
         return (*self.control_plane_names, *workers, *(f"gpu-{number + 1}" for number in range(self.gpu_workers)))
 
 
+SLOW_RESTARTS = {"etcd_restored_timeout": 900, "certificates_renewed_timeout": 900}
+"""Settings of a cluster whose static pods are restarted: an emulated API server may need minutes to start."""
+
+
 class Labs:
     """The tests' lab. One lab is up at a time; all its files are in the folder ``root``."""
 
