@@ -680,7 +680,16 @@ def test_the_states_of_all_machines_fit_into_one_config_map(machines: int) -> No
     assert state.parse(each.text()) is not None
 
 
-def test_templates_are_as_seen_before_as_planned(site: Site) -> None:
+def with_gpus(**gpus: int) -> Site:
+    """A site whose plan knows these machines with so many GPUs."""
+    given = document(THREE, POOLS)
+    for name, count in gpus.items():
+        given["machines"][name]["capacity"] = {**given["machines"][name]["capacity"], GPU: str(count)}
+    return Site(plan.parse(given))
+
+
+def test_templates_are_as_seen_before_as_planned() -> None:
+    site = with_gpus(w3=4)
     assert site.server.template("t4").capacity[GPU] == "2"
     in_service(site, "w3", gpus=4, labels={"gpunodes.dev/pool": "t4", "rack": "r1"})
     found = site.server.template("t4")
@@ -689,7 +698,8 @@ def test_templates_are_as_seen_before_as_planned(site: Site) -> None:
     assert "kubernetes.io/hostname" not in found.labels
 
 
-def test_a_template_is_what_all_machines_of_a_pool_have_in_common(site: Site) -> None:
+def test_a_template_is_what_all_machines_of_a_pool_have_in_common() -> None:
+    site = with_gpus(w1=4, w2=8)
     in_service(site, "w1", gpus=4, labels={"rack": "r1", "app": "x"})
     in_service(site, "w2", gpus=8, labels={"rack": "r1"})
     found = site.server.template("h100")
