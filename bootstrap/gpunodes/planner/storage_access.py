@@ -31,8 +31,8 @@ _LAST_PORT = 65535
 _API = "admissionregistration.k8s.io/v1"
 _KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 # It stays until the machine is off: while it shuts down, containers run on after the kubelet has stopped. The ruleset
-# of the service nftables may flush all others, whenever it is loaded. PartOf would stop this service with that one, also
-# where firewalld conflicts with it.
+# of the service nftables may flush all others, whenever it is loaded. PartOf would stop this service with that one, and
+# firewalld conflicts with it.
 _UNIT_TEXT = f"""\
 # Managed by gpunodes: pods reach no NFS server. The rules are in {RULES}.
 [Unit]
