@@ -94,6 +94,26 @@ def test_a_writer_goes_on_after_a_reboot_of_the_server(operator: Operator) -> No
     until("the other node reads it", lambda: last_line(operator) > before)
 
 
+def test_a_pod_with_the_share_does_not_reach_its_server(operator: Operator) -> None:
+    """The server would take it for its node, and serve it the shares of all namespaces."""
+    server = operator.kubectl("get", "pv", "-o", "jsonpath={.items[0].spec.nfs.server}").strip()
+    # Another port of the same machine, with patience: the pod has a network. The API server closes what is closed here.
+    connect = "busybox timeout {1} busybox nc -w {1} {0} {2} </dev/null 2>&1; echo exit $?"
+    reached = operator.kubectl("exec", "read", "--", "sh", "-c", connect.format(server, 60, 6443))
+    assert "exit 0" in reached, reached
+    tried = operator.kubectl("exec", "read", "--", "sh", "-c", connect.format(server, 10, 2049))
+    assert "exit 0" not in tried, tried
+    rules = operator.each(MACHINES, "nft list table inet gpunodes_storage")
+    for machine, found in rules.items():
+        # control-1 has booted since they were written.
+        assert any("dport 2049" in line or "dport { 2049 }" in line for line in found), (machine, found)
+    [dropped] = [line for line in rules["worker-2"] if line.strip().startswith("tcp dport")]
+    assert "packets 0 " not in dropped, "what the node itself sends does not count"
+    before = written(operator)
+    until("the writer goes on", lambda: written(operator) > before)
+    until("the other node reads it", lambda: last_line(operator) > before)
+
+
 def test_a_frozen_server_is_no_hung_driver(operator: Operator) -> None:
     """The kernel reports programs that write there, one of them named nvidia-smi, as hung after 20 s.
 
@@ -161,6 +181,9 @@ def test_down_leaves_the_data_and_nothing_else(operator: Operator) -> None:
     assert operator.kubectl("get", "pv,pvc", "-o", "name").strip() == ""
     assert packages(operator) == _before
     assert operator.ssh("control-1", f"ls -d {EXPORTS} 2>/dev/null || echo gone").strip() == "gone"
+    guard = "systemctl is-active gpunodes-storage; ls /etc/gpunodes-storage.nft 2>/dev/null || true"
+    assert {*map(tuple, operator.each(MACHINES, guard).values())} == {("inactive",)}
+    assert "gpunodes-storage" not in operator.kubectl("get", "validatingadmissionpolicies", "-o", "name")
     assert "writes" in operator.ssh("control-1", f"ls {FOLDER}"), "data is never removed"
     again = operator.document("storage", "down", "--yes")
     assert {each["outcome"] for each in again["machines"]} == {"unchanged"}

@@ -112,9 +112,10 @@ def test_an_export_without_a_known_client_is_refused() -> None:
 
 
 def test_nodes_get_the_client_only_with_shares() -> None:
-    assert not storage.clients([], "apt")
-    assert storage.clients([GIVEN], "apt")["nfs_client"].packages[0].name == "nfs-common"
-    assert storage.clients([GIVEN], "dnf")["nfs_client"].packages[0].name == "nfs-utils"
+    given = {"gpunodes_storage": [GIVEN], "gpunodes_pod_subnet": "10.244.0.0/16"}
+    assert not storage.clients({**given, "gpunodes_storage": []}, "apt")
+    assert storage.clients(given, "apt")["nfs_client"].packages[0].name == "nfs-common"
+    assert storage.clients(given, "dnf")["nfs_client"].packages[0].name == "nfs-utils"
 
 
 @pytest.mark.parametrize(("named", "pool"), [({}, ""), ({"h100": {}}, "h100")])
