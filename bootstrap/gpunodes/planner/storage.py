@@ -41,8 +41,9 @@ DEFAULT_OPTIONS = ("hard", "nconnect=4", "noresvport", "nfsvers=4.2")
 # insecure: noresvport uses ports above 1023, which exportfs refuses by default (exports(5)). That would keep no pod
 # away: a container may use ports below 1024, and masquerading keeps them there (nf_nat_l4proto_unique_tuple in the
 # kernel's net/netfilter/nf_nat_core.c). root_squash: root in a pod of any node would else be root on the server's disk,
-# and NFS knows a node by its address only.
-_EXPORT = "rw,sync,root_squash,no_subtree_check,insecure,sec=sys"
+# and NFS knows a node by its address only. subtree_check: without it a client that makes up file handles reads the
+# whole file system of a shared folder as any user but root, /etc/shadow by its group too (exports(5)).
+_EXPORT = "rw,sync,root_squash,subtree_check,insecure,sec=sys"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)+")

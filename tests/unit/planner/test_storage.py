@@ -95,7 +95,8 @@ def test_a_server_exports_to_addresses_only_and_as_the_same_file_system_for_ever
     path, *clients = line.split(" ")
     assert path == "/srv/scratch"
     assert [each.partition("(")[0] for each in clients] == ["10.0.0.1", "10.0.0.2"]
-    assert all("root_squash" in each and "insecure" in each and "fsid=" in each for each in clients)
+    needed = (",root_squash,", ",subtree_check,", ",insecure,", ",fsid=")
+    assert all(option in each for option in needed for each in clients)
     again = storage.server("dnf", [OWN], ["10.0.0.1"]).exports.files[0].content
     assert re.findall(r"fsid=([0-9a-f-]{36})", again) == re.findall(r"fsid=([0-9a-f-]{36})", line)[:1]
     assert found.folders == ["/srv/scratch"]
