@@ -176,9 +176,9 @@ def test_a_new_password_gets_into_recorded_logins_only(api: RegistryServer, serv
             cluster.renew(gone, new.user, new.password)
     logins.forget(api, REQUEST.address)
     assert {api.recorded(each) for each in ("forged", "immutable")} == {""}
-    for each in cluster.logins():
-        if each.namespace in {"forged", "immutable"}:
-            cluster.logout(each)
+    for login in cluster.logins():
+        if login.namespace in {"forged", "immutable"}:
+            cluster.logout(login)
 
 
 def test_a_verifying_pod_is_admitted(api: RegistryServer, server: ApiServer) -> None:
