@@ -1,6 +1,6 @@
 """What a user who was removed may have left in namespaces: it stays, and acts with the rights that it has.
 
-Kubernetes does not say who made an object. So what is there is counted, whoever made it.
+Kubernetes does not say who made an object. So all that is there is counted, also what others made.
 """
 
 from __future__ import annotations
