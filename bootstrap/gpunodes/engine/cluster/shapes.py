@@ -24,10 +24,13 @@ _OBJECT = {
 _PARTIAL = {**_OBJECT, "metadata": _METADATA}
 _OBJECTS = {"items": Many(_PARTIAL, 10_000_000)}
 
-_LISTS = re.compile(
-    # A namespace may have the name of a kind.
-    r"(?<!/api/v1/namespaces)/(nodes|pods|leases|daemonsets|clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|deployments|events|resourceslices)(\?|$)"
+_KINDS = (
+    "nodes|pods|leases|daemonsets|deployments|statefulsets|replicasets|replicationcontrollers|jobs|cronjobs|"
+    "clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|events|"
+    "resourceslices"
 )
+# A namespace, a role or another object may have the name of a kind.
+_LISTS = re.compile(rf"/apis?(/[a-z0-9.]+)?/v\d\w*(/namespaces/[^/?]+)?/({_KINDS})(\?|$)")
 
 
 def violation(method: str, path: str, body: Any) -> str:
@@ -41,5 +44,5 @@ def violation(method: str, path: str, body: Any) -> str:
         return shape.wrong(body, _PARTIAL)
     if method == "POST" and path.endswith("/token"):
         return shape.wrong(body, {"status": {"token": str, "expirationTimestamp": str}})
-    is_list = method == "GET" and _LISTS.search(path)
+    is_list = method == "GET" and _LISTS.match(path)
     return shape.wrong(body, _OBJECTS if is_list else _OBJECT)

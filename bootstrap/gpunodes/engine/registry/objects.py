@@ -39,6 +39,7 @@ _PUBLIC = {
     }
 }
 _SERVICE = {"spec": {"clusterIP": shape.Pattern("an IPv4 address", r"(\d{1,3}\.){3}\d{1,3}")}}
+_RECORD = {"data": {"uid": shape.Pattern("a UID", r"[A-Za-z0-9-]{1,64}")}}
 _SECRET = {"data": shape.Named(str, 100)}
 _NODE = {
     "metadata": {"name": shape.Pattern("a node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")},
@@ -96,6 +97,17 @@ class RegistryServer(Workloads):
             return {key: base64.b64decode(text, validate=True).decode() for key, text in found["data"].items()}
         except (binascii.Error, ValueError):
             return {}
+
+    def recorded(self, namespace: str) -> str:
+        """The UID of the Secret that `registry login` made in a namespace for this registry; "" if none is known."""
+        found = self._own("ConfigMap", registry.record_name(namespace))
+        return "" if found is None or shape.wrong(found, _RECORD) else str(found["data"]["uid"])
+
+    def forget(self, namespace: str) -> None:
+        """Delete the record of a login; one that is gone is no error."""
+        name = registry.record_name(namespace)
+        if self._own("ConfigMap", name) is not None:
+            self._delete(f"{_PATHS['ConfigMap']}/{quote(name, safe='')}")
 
     def deployment(self) -> dict[str, Any] | None:
         """The Deployment; None without it."""
