@@ -221,7 +221,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "PATH", path)
     monkeypatch.setattr(gpu_verify, "_stuck", lambda: "")
     # pytest reads this process's output, not a controller.
-    monkeypatch.setattr(gpu_verify, "is_disconnected", lambda: False)
+    monkeypatch.setattr(process, "is_disconnected", lambda: False)
     (tmp_path / "discovery").write_text(DISCOVERY)
     write(folder, "nvidia-smi", f"cat {tmp_path}/smi")
     (tmp_path / "smi").write_text(SMI.format(""))
@@ -351,7 +351,7 @@ def test_a_controller_that_disconnects_ends_the_test(programs: Path, monkeypatch
     (programs.parent / "engine").touch()
     dcgmi(programs, {}, f"trap 'touch {programs.parent}/stopped; exit 0' TERM; sleep 60 & wait")
     begun = time.monotonic()
-    monkeypatch.setattr(gpu_verify, "is_disconnected", lambda: time.monotonic() - begun > 1)
+    monkeypatch.setattr(process, "is_disconnected", lambda: time.monotonic() - begun > 1)
     with pytest.raises(MachineProblem):
         burn_in.burn_in(1, "containerd", "", [])
     assert (programs.parent / "stopped").exists()

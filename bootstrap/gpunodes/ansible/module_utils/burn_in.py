@@ -19,9 +19,9 @@ from xml.etree import ElementTree
 from . import burn_in_results, causes
 from .burn_in_results import FAILED, PASSED, TestResult
 from .causes import Program
-from .gpu_verify import container, pull, run_or_abandon, smi_xml
+from .gpu_verify import container, pull, smi_xml
 from .problem import MachineProblem, Problem
-from .process import PATH, CommandResult, last_line, run
+from .process import PATH, CommandResult, last_line, run, run_alone
 
 DIAG_LIMITS_S = {1: 900, 2: 1800, 3: 7200, 4: 21600}
 """Time limits of ``dcgmi diag`` by level: several times what NVIDIA states. Source: DCGM user guide, dcgmi diag."""
@@ -113,7 +113,7 @@ def burn_in(level: int, runtime: str, image: str, command: Sequence[str]) -> dic
 def _diagnostics(level: int) -> tuple[str, list[TestResult]]:
     limit_s = DIAG_LIMITS_S[level]
     with _host_engine() as addresses:
-        ended = run_or_abandon(["dcgmi", "diag", "-r", str(level), "-j"], limit_s, _STOP_S)
+        ended = run_alone(["dcgmi", "diag", "-r", str(level), "-j"], limit_s, _STOP_S)
     found = burn_in_results.diagnosis(ended.out, addresses)
     tool = f"DCGM {found.version} diagnostics, level {level}".replace("  ", " ")
     if found.error or not found.results:
@@ -133,7 +133,7 @@ def _diagnostics(level: int) -> tuple[str, list[TestResult]]:
 def _host_engine() -> Iterator[dict[str, str]]:
     """A responding host engine, for this test where none runs; PCI addresses by DCGM's numbers of GPUs."""
     started = None
-    listed = run_or_abandon(["dcgmi", "discovery", "-l"], _ENGINE_S)
+    listed = run_alone(["dcgmi", "discovery", "-l"], _ENGINE_S)
     try:
         if not listed.ok and shutil.which("nv-hostengine", path=PATH):
             # -n: in the foreground, so that it ends with this test. Its packages leave the service disabled.
@@ -148,7 +148,7 @@ def _host_engine() -> Iterator[dict[str, str]]:
             deadline = time.monotonic() + _ENGINE_S
             while not listed.ok and started.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.5)
-                listed = run_or_abandon(["dcgmi", "discovery", "-l"], _ENGINE_S)
+                listed = run_alone(["dcgmi", "discovery", "-l"], _ENGINE_S)
         if not listed.ok:
             raise MachineProblem(
                 f"DCGM's host engine does not respond: {last_line(listed.err) or last_line(listed.out)}",
@@ -203,10 +203,10 @@ def _compute(gpu: Gpu, runtime: str, image: str, command: Sequence[str]) -> Test
     run(end, 60)
     if runtime == "containerd":
         run(["ctr", "--namespace", "k8s.io", "containers", "delete", f"{_NAME}-{gpu.number}"], 60)
-    ended = run_or_abandon(argv, WORKLOAD_LIMIT_S, _STOP_S)
+    ended = run_alone(argv, WORKLOAD_LIMIT_S, _STOP_S)
     if ended.ok:
         return TestResult("CUDA program", str(gpu), PASSED)
-    run_or_abandon(end, 30)
+    run_alone(end, 30)
     message = " ".join((last_line(ended.err) or last_line(ended.out)).split())
     return TestResult("CUDA program", str(gpu), FAILED, f"exit code {ended.code}: {message[:200]}")
 

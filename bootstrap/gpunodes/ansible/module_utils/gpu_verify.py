@@ -11,10 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
-import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
@@ -24,7 +20,7 @@ from . import causes, gpu_facts
 from .causes import Program
 from .host import gpu_driver
 from .problem import MachineProblem
-from .process import PATH, CommandResult, is_disconnected, last_line, run
+from .process import PATH, CommandResult, last_line, run, run_alone
 
 SMI_LIMIT_S = 60
 _PULL_LIMIT_S = 600
@@ -139,7 +135,7 @@ def smi_xml() -> str:
     """The output of ``nvidia-smi -q -x``; raises MachineProblem if it fails, hangs, or another one hangs."""
     if stuck := _stuck():
         raise MachineProblem(f"nvidia-smi (process {stuck}) {_STUCK}", "a responsive driver", "see `gpunodes health`")
-    result = run_or_abandon(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
+    result = run_alone(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
     if not result.ok:
         output = last_line(result.err) or last_line(result.out)
         raise MachineProblem(
@@ -203,9 +199,9 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
             "an image to run",
             cause.remedy or "see gpunodes_image_mirrors and gpunodes_device_plugin_image",
         )
-    result = run_or_abandon(command, _CONTAINER_LIMIT_S)
+    result = run_alone(command, _CONTAINER_LIMIT_S)
     if not result.ok:
-        run_or_abandon(cleanup, 30)
+        run_alone(cleanup, 30)
         raise MachineProblem(
             f"`{program}` with a GPU: {last_line(result.err) or last_line(result.out)}",
             "a container in which nvidia-smi runs",
@@ -250,44 +246,3 @@ def container(
     mount = ["--mount", f"type=bind,src=/dev/null,dst={_GPU_MOUNT}{gpu},options=rbind:ro"]
     command = [*_CTR, "run", "--rm", "--runc-binary", _RUNTIME, *mount, *options, image, name, *argv]
     return command, [*_CTR, "tasks", "delete", "--force", name]
-
-
-# --- programs that may hang ---
-
-
-def run_or_abandon(argv: Sequence[str], limit_s: float, ends_in_s: float = 0) -> CommandResult:
-    """Run a program; kill it at its time limit, and abandon it if it survives that.
-
-    ``ends_in_s``: a program that must end by itself gets SIGTERM and this time first. It is ended when the controller
-    disconnects, too.
-    """
-    environment = {**os.environ, "PATH": PATH, "LC_ALL": "C"}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
-            )
-        except FileNotFoundError:
-            return CommandResult(argv, 127, "", f"{argv[0]} is not installed")
-        deadline = time.monotonic() + limit_s
-        code = process.poll()
-        while code is None and time.monotonic() < deadline and not (ends_in_s and is_disconnected()):
-            time.sleep(0.1)
-            code = process.poll()
-        if code is None and ends_in_s:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(ends_in_s)
-        if code is None:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
-            # With a return code set, Python does not wait for the process when it exits.
-            left = "" if process.poll() is not None else f"; it {_STUCK} (process {process.pid})"
-            process.returncode = process.returncode or -signal.SIGKILL
-            return CommandResult(argv, 124, "", f"{argv[0]} did not end within {limit_s:.0f} s{left}")
-        out.seek(0)
-        err.seek(0)
-        return CommandResult(argv, code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))
