@@ -137,8 +137,8 @@ def test_imports_exist_in_python_3_6() -> None:
         )
     }
     assert imported <= {
-        *("collections", "contextlib", "errno", "fcntl", "glob", "importlib", "json", "os", "re", "select"),
-        *("signal", "subprocess", "sys", "time", "typing", "zlib"),
+        *("collections", "contextlib", "ctypes", "errno", "fcntl", "glob", "importlib", "json", "os", "re", "select"),
+        *("signal", "stat", "struct", "subprocess", "sys", "time", "typing", "zlib"),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import platform
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import escalate, gpu_facts, ledger
+from gpunodes.ansible.module_utils import escalate, gpu_facts, gpu_users, ledger
 from gpunodes.ansible.module_utils.driver_upgrade import users
 from gpunodes.ansible.module_utils.host import gpu_driver
 from gpunodes.ansible.module_utils.host.changes import Changes
@@ -284,10 +283,18 @@ def test_a_specification_of_other_devices_is_written_anew() -> None:
         gpu_driver.publish_devices(changes())
 
 
+def with_devices(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /proc whose links to /dev/nvidia0 and others lead to devices of the driver; a user cannot make devices."""
+    proc.mkdir()
+    (proc / "devices").write_text("Character devices:\n195 nvidia\n")
+    monkeypatch.setattr(gpu_users, "_major", lambda _: 195)
+
+
 def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_driver, "PROC", str(machine.root / "proc"))
+    with_devices(machine.root / "proc", monkeypatch)
     groups = {"7": "nvidia-persistenced.service", "8": "kubepods.slice/pod1", "9": "user.slice"}
     for number, group in groups.items():
         folder = machine.root / "proc" / number
@@ -304,6 +311,7 @@ def test_a_process_that_closes_files_meanwhile_is_not_overlooked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A data loader does so all the time. Its device may have been deleted since, too."""
+    with_devices(tmp_path / "proc", monkeypatch)
     folder = tmp_path / "proc/8"
     (folder / "fd").mkdir(parents=True)
     for number, link in enumerate(("/dev/null", "/dev/nvidia0 (deleted)", "/dev/null")):
@@ -322,7 +330,8 @@ def test_a_process_that_closes_files_meanwhile_is_not_overlooked(
     assert gpu_driver.holders([]) == ["python3 (8)"]
     assert [each.name for each in users.find()] == ["python3"]
     assert gpu_facts._clients(str(tmp_path)) == 1
-    monkeypatch.setattr(glob, "glob", lambda _: [str(folder)])
+    find = gpu_users.find
+    monkeypatch.setattr(gpu_users, "find", lambda names: find(names, str(tmp_path / "proc")))
     assert escalate.holders([]) == ["python3 (8)"]
 
 

@@ -9,7 +9,7 @@ import platform
 import re
 from collections.abc import Sequence
 
-from .. import causes, disk, gpu_facts, ledger
+from .. import causes, disk, gpu_facts, gpu_users, ledger
 from ..causes import Program
 from ..problem import MachineProblem, Problem
 from ..process import CommandResult, last_line, run
@@ -307,15 +307,11 @@ def unload(modules: Sequence[str]) -> list[str]:
 
 def holders(services: Sequence[str]) -> list[str]:
     """Processes that have a GPU device open, as ``name (pid)``, excluding those of ``services``."""
-    found = []
-    for folder in glob.glob(f"{PROC}/[0-9]*"):
-        links = gpu_facts.open_files(folder)
-        group = _text(f"{folder}/cgroup")
-        if any(f"/{service}.service" in group for service in services):
-            continue
-        if any(re.fullmatch(r"/dev/nvidia(\d+|ctl|-uvm)", link) for link in links):
-            found.append(f"{_text(f'{folder}/comm')} ({os.path.basename(folder)})")
-    return found
+    return [
+        f"{user.name} ({user.pid})"
+        for user in gpu_users.find(r"nvidia(?:\d+|ctl|-uvm)", PROC)
+        if not any(f"/{service}.service" in user.cgroup for service in services)
+    ]
 
 
 def _text(path: str) -> str:
