@@ -6,7 +6,6 @@ has a time limit: a hung driver keeps programs in uninterruptible sleep, in whic
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -19,6 +18,8 @@ from xml.etree import ElementTree
 from . import causes, gpu_facts
 from .causes import Program
 from .host import gpu_driver
+from .probe import smi
+from .probe.options import ProbeOptions
 from .problem import MachineProblem
 from .process import PATH, CommandResult, last_line, run, run_alone
 
@@ -165,15 +166,10 @@ def parse_smi(text: str) -> SmiReport:
     )
 
 
-def _stuck() -> str:
-    """Process id of an nvidia-smi in uninterruptible sleep, "" if there is none. A second one would get stuck too."""
-    for folder in os.listdir(gpu_driver.PROC):
-        if folder.isdigit():
-            with contextlib.suppress(OSError), open(f"{gpu_driver.PROC}/{folder}/stat", encoding="utf-8") as file:
-                found = re.match(r"\d+ \((.*)\) (\S)", file.read())
-                if found and found.groups() == ("nvidia-smi", "D"):
-                    return folder
-    return ""
+def _stuck(root: str = "/") -> str:
+    """Process id of a nvidia-smi that hangs in the driver, by its stack, else "". A second one would get stuck, too."""
+    found = smi.hung_thread(ProbeOptions(root), "nvidia-smi")
+    return str(found.tid) if found else ""
 
 
 # --- a container ---
