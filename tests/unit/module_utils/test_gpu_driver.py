@@ -41,7 +41,6 @@ class Machine:
     installed: str = "580.65.06"
     stuck: bool = False
     refusal: str = ""
-    log: str = ""
     initramfs: str = "usr/lib/modules/6.12.1/kernel/drivers/net/virtio_net.ko\n"
 
     def load(self, name: str, version: str = "") -> None:
@@ -70,7 +69,7 @@ class Machine:
             self.load(words[1], self.installed)
         if words[0] == "dkms":
             self.installed = "580.65.06" if self.installed != "never" else ""
-        outputs = {"lsinitramfs": self.initramfs, "lsinitrd": self.initramfs, "dmesg": self.log}
+        outputs = {"lsinitramfs": self.initramfs, "lsinitrd": self.initramfs}
         return CommandResult(argv, 0, outputs.get(words[0], ""), "")
 
 
@@ -251,9 +250,29 @@ NVRM: None of the NVIDIA devices were initialized.
 }
 
 
+def kernel_wrote(machine: Machine, *messages: str) -> None:
+    """/dev/kmsg with messages of the kernel; a line feed in one is escaped there."""
+    records = [f"4,{number},{number},-;{text}\n" for number, text in enumerate(messages)]
+    (machine.root / "dev/kmsg").write_text("".join(records))
+
+
+def test_a_program_that_crashes_is_not_the_driver_s_reason(machine: Machine) -> None:
+    """The kernel writes the name of its file; user space writes with another facility."""
+    kernel_wrote(
+        machine,
+        r"NVRM: GPU 0000:02:00.0: RmInitAdapter failed!\x0aNVRM: (0x22:0x56:1017)",
+        r"x[7]: segfault at 0 ip 0 sp 0 error 4 in \x0aNVRM: This is not supported by open\x0a[400000+1000]",
+        r"x[8]: segfault at 0 ip 0 sp 0 error 4 in Nvlink Core is being initialized[400000+1000]",
+    )
+    with (machine.root / "dev/kmsg").open("a") as file:
+        file.write("12,9,9,-;NVRM: written by a program\n")
+    assert gpu_driver.messages(gpu_driver._kernel_log()) == "GPU 0000:02:00.0: RmInitAdapter failed! (0x22:0x56:1017)"
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_refused_module_shows_the_driver_s_own_reason(machine: Machine, case: str) -> None:
-    machine.log, found, remedy = REFUSALS[case]
+    log, found, remedy = REFUSALS[case]
+    kernel_wrote(machine, *log.splitlines())
     machine.refusal = "modprobe: ERROR: could not insert 'nvidia': No such device"
     with pytest.raises(MachineProblem) as raised:
         gpu_driver.load_driver(changes(), DRIVER)

@@ -20,8 +20,11 @@ from . import burn_in_results, causes
 from .burn_in_results import FAILED, PASSED, TestResult
 from .causes import Program
 from .gpu_verify import container, pull, smi_xml
+from .probe import log
+from .probe.options import ProbeOptions
+from .probe.readers import SlowError
 from .problem import MachineProblem, Problem
-from .process import PATH, CommandResult, last_line, run, run_alone
+from .process import PATH, last_line, run, run_alone
 
 DIAG_LIMITS_S = {1: 900, 2: 1800, 3: 7200, 4: 21600}
 """Time limits of ``dcgmi diag`` by level: several times what NVIDIA states. Source: DCGM user guide, dcgmi diag."""
@@ -31,7 +34,8 @@ _STOP_S = 60
 _ENGINE_S = 30
 """Seconds in which a host engine of DCGM must respond."""
 _LOG_S = 60
-"""Seconds in which the kernel log is read."""
+"""Seconds in which the journal is read."""
+ROOT = "/"
 _LISTED = 5
 _NAME = "gpunodes-burn-in"
 
@@ -95,7 +99,7 @@ def burn_in(level: int, runtime: str, image: str, command: Sequence[str]) -> dic
         tool, results = _diagnostics(level)
     else:
         tool, results = _workload(found, runtime, image, command)
-    results += _xids(since, ring_buffer)
+    results += _xids(*ring_buffer)
     failed = burn_in_results.failure(results)
     return {
         "tool": tool,
@@ -214,28 +218,32 @@ def _compute(gpu: Gpu, runtime: str, image: str, command: Sequence[str]) -> Test
 # --- the kernel log ---
 
 
-def _ring_buffer() -> CommandResult:
-    return run(["dmesg", "-r"], _LOG_S)
+def _ring_buffer() -> tuple[list[log.Line], str]:
+    """The kernel's own lines in its ring buffer, and why it cannot be read."""
+    lines, _, error = log.kmsg(ProbeOptions(ROOT).path("dev/kmsg"))
+    return lines, f"/dev/kmsg: {error}" if error else ""
 
 
-def _xids(since: float, before: CommandResult) -> list[TestResult]:
-    """The Xids in the kernel log since a time, at which ``before`` was the ring buffer; a failure if it is not read.
+def _xids(before: list[log.Line], problem: str) -> list[TestResult]:
+    """The Xids in the kernel log since ``before`` was its ring buffer; a failure if it is not read.
 
-    The journal has them, or where it has no messages of the kernel, the ring buffer.
+    What the ring buffer has lost since then is in the journal. Only lines of the kernel are read, one for each message:
+    programs choose names that look like messages.
     """
-    journal = ["journalctl", "-k", "-q", "--no-pager", "-o", "cat"]
-    read = run([*journal, "-n", "1"], _LOG_S)
-    if read.ok and read.out.strip():
-        read = run([*journal, f"--since=@{int(since)}"], _LOG_S)
-        if read.ok:
-            return burn_in_results.xids(read.out)
-    after = _ring_buffer()
-    lines, known = after.out.splitlines(), set(before.out.splitlines())
-    if not before.ok or not after.ok:
-        why = last_line(after.err) or last_line(before.err) or "dmesg failed"
-    elif known and not known.intersection(lines[:1]):
-        why = "dmesg has lost lines of the test"
-    else:
-        return burn_in_results.xids("\n".join(line for line in lines if line not in known))
-    journal_problem = last_line(read.err) or "the journal has no messages of the kernel"
-    return [TestResult("kernel log", "", FAILED, f"not read, so Xids are unknown: {journal_problem}; {why}")]
+    after, later_problem = _ring_buffer()
+    known = set(before)
+    problem = problem or later_problem
+    if not problem:
+        if not known or known.intersection(after[:1]):
+            return burn_in_results.xids(text for time_s, text in after if (time_s, text) not in known)
+        problem = "the ring buffer has lost lines of the test"
+        try:
+            lines = list(log.journal(ProbeOptions(ROOT, 2 * _LOG_S), float("inf")))
+        except (OSError, SlowError) as error:
+            problem = f"{problem}; the journal: {error}"
+        else:
+            if lines and lines[-1][0] >= before[-1][0]:
+                new = [each for each in [*lines, *after] if each[0] >= before[-1][0] and each not in known]
+                return burn_in_results.xids(text for _, text in new)
+            problem = f"{problem}, and the journal does not have them"
+    return [TestResult("kernel log", "", FAILED, f"not read, so Xids are unknown: {problem}")]
