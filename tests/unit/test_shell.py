@@ -158,7 +158,7 @@ def test_a_program_may_read_the_input_after_itself() -> None:
 
 
 def test_a_program_has_all_modules_that_it_imports_and_no_others() -> None:
-    assert set(programs.sources("escalate")) == {"gpunodes", "gpunodes.escalate"}
+    assert set(programs.sources("escalate")) == {"gpunodes", "gpunodes.escalate", "gpunodes.gpu_users"}
     session = {"command_lock", "disk", "kube_api", "kubeconfig", "problem", "session"}
     assert set(programs.sources("session")) == {"gpunodes", *(f"gpunodes.{name}" for name in session)}
 
