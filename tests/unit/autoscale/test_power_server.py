@@ -147,6 +147,22 @@ def test_pods_get_a_node_when_one_has_used_all_its_gpus(site: Site) -> None:
     assert site.store.objects["w3"]["metadata"]["annotations"]["gpunodes.dev/gpu-boot"] == "boot-w3"
 
 
+def test_a_pod_that_another_node_made_proves_nothing(site: Site) -> None:
+    """A kubelet may make a mirror pod with any name, and report that it succeeded."""
+    site.store.slow = True
+    site.server.increase("t4", 1)
+    site.boots("w3")
+    looks(site)
+    [(path, pod)] = site.store.proofs.items()
+    site.store.proofs[path] = {**pod, "spec": {**pod["spec"], "nodeName": "w1"}, "status": {"phase": "Succeeded"}}
+    site.look()
+    assert site.phases()["w3"] is Phase.STARTING
+    site.until(lambda: site.store.proofs.get(path, {}).get("spec", {}).get("nodeName") != "w1")
+    looks(site)
+    assert site.store.proofs[path]["spec"]["nodeName"] == "w3"
+    assert site.phases()["w3"] is Phase.STARTING
+
+
 @pytest.mark.parametrize("broken", ["exit code", "fewer GPUs"])
 def test_a_node_whose_gpus_do_not_work_is_an_error_and_no_pod_gets_it(
     site: Site, broken: str, monkeypatch: pytest.MonkeyPatch

@@ -57,7 +57,10 @@ class Cluster(Notebooks):
                 self.objects[f"{plain}/{body['metadata']['name']}"] = made
             answer.body = made
         elif plain not in self.objects:
-            raise Refused(404, "not found")
+            if plain != "/apis/apps/v1/namespaces/default/replicasets/replicas":
+                raise Refused(404, "not found")
+            owner = {"kind": "Deployment", "name": "jupyter-notebook", "uid": "1", "controller": True}
+            answer.body = {"metadata": {"uid": "2", "ownerReferences": [owner]}}
         elif method == "DELETE":
             del self.objects[plain]
         else:
@@ -83,7 +86,9 @@ def run(*words: str) -> Result:
 
 
 def pod(**status: Any) -> dict[str, Any]:
-    return {"metadata": {"name": "jupyter-notebook-1"}, "spec": {"nodeName": "gpu-1"}, "status": status}
+    owner = {"kind": "ReplicaSet", "name": "replicas", "uid": "2", "controller": True}
+    metadata = {"name": "jupyter-notebook-1", "ownerReferences": [owner]}
+    return {"metadata": metadata, "spec": {"nodeName": "gpu-1"}, "status": status}
 
 
 def refused(name: str = "refused", reason: str = "UnexpectedAdmissionError") -> dict[str, Any]:

@@ -526,11 +526,19 @@ def test_only_ready_nodes_are_asked(cluster: Cluster) -> None:
 def test_the_pod_that_serves_is_used_not_one_that_was_evicted(cluster: Cluster, failed: str) -> None:
     evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     cluster.pods = {failed: lambda _: evicted, "n": lambda _: {"phase": "Pending"}}
-    api = RegistryServer(cluster)
+    api, apps = RegistryServer(cluster), f"/apis/apps/v1/namespaces/{registry.NAMESPACE}"
+
+    def owned(kind: str, name: str, found: Any) -> dict[str, Any]:
+        return {"ownerReferences": [{"kind": kind, "name": name, "uid": found["metadata"]["uid"], "controller": True}]}
+
+    deployment = cluster._kept(f"{apps}/deployments/registry", {"metadata": {"labels": registry.LABELS}}, dry_run=False)
+    metadata = owned("Deployment", "registry", deployment)
+    replicas = cluster._kept(f"{apps}/replicasets/registry-1", {"metadata": metadata}, dry_run=False)
 
     def made(node: str) -> None:
         pod = registry.verifying_pod(node, node, "x", "s")
         pod["metadata"]["labels"]["app.kubernetes.io/name"] = registry.NAME
+        pod["metadata"] |= owned("ReplicaSet", "registry-1", replicas)
         api.start(pod)
 
     for each in sorted(cluster.pods):

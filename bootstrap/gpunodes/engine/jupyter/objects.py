@@ -88,7 +88,9 @@ class Notebooks(Workloads):
 
     def pod(self, place: Place) -> str:
         """The name of the pod of a notebook that is ready; "" without one."""
-        return self.serving_pod(place.namespace, _label(place))
+        deployment = self.one(place, "Deployment")
+        found = self.serving_pod(place.namespace, _label(place), deployment) if deployment else None
+        return "" if found is None else str(found["metadata"]["name"])
 
     def reason(self, place: Place, deployment: Mapping[str, Any]) -> str:
         """Why a notebook is not ready, as scheduler, kubelet or API server report it; on one line."""

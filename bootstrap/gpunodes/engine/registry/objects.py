@@ -155,10 +155,11 @@ class RegistryServer(Workloads):
 
     def pod(self) -> str:
         """The name of the pod that serves; raises GpunodesError without one."""
-        name = self.serving_pod(NAMESPACE, _LABEL)
-        if not name:
+        deployment = self.deployment()
+        found = self.serving_pod(NAMESPACE, _LABEL, deployment) if deployment else None
+        if found is None:
             raise GpunodesError("the registry has no pod that is ready", "one that is", "run the same command again")
-        return name
+        return str(found["metadata"]["name"])
 
     def ready_nodes(self) -> dict[str, str]:
         """The architecture of each ready node, by name."""
