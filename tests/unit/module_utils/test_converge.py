@@ -272,6 +272,32 @@ def test_what_was_there_stays(machine: Packages, tmp_path: Path) -> None:
     assert machine.there == {"containerd": packages.PackageState("1.7.1-1", held=True)}
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_hold_of_the_administrator_outlives_a_replacement(machine: Packages, tmp_path: Path, held: bool) -> None:
+    """The package manager releases what it replaces: it is held again, and was so before gpunodes."""
+    machine.there["containerd"] = packages.PackageState("1.6.0-1", held=held)
+    wanted = packages.RequestedPackage("containerd", "1.7.*", hold=True, replace=True)
+    done = converge(Spec(packages=(wanted,)))
+    assert done.actions == ["install containerd 1.7.24-1", "hold containerd"]
+    assert machine.there["containerd"].held
+    assert ledger.load().holds == ([] if held else ["containerd"])
+    assert converge(Spec(packages=(wanted,))).actions == []
+
+
+def test_what_a_pattern_holds_is_noted_unless_it_was_held(machine: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.there |= {f"nvidia-{name}": packages.PackageState("1", held=name == "mine") for name in ("mine", "other")}
+    patterned = {name: state for name, state in machine.there.items() if name.startswith("nvidia-")}
+    monkeypatch.setattr(machine, "matching", lambda _: machine.installed([*patterned]), raising=False)
+
+    def install(chosen: Mapping[str, str], **_: bool) -> None:
+        machine.there |= {name: packages.PackageState("2", held=False) for name in (*patterned, *chosen)}
+
+    monkeypatch.setattr(machine, "install", install)
+    converge(Spec(packages=(packages.RequestedPackage("containerd", "1.7.*"),), holds=("nvidia-*",)))
+    assert [name for name, state in machine.there.items() if state.held] == ["nvidia-mine", "nvidia-other"]
+    assert ledger.load().holds == ["nvidia-other"]
+
+
 @pytest.mark.usefixtures("machine")
 def test_a_survey_names_what_is_to_do(tmp_path: Path) -> None:
     wanted: dict[str, dict[str, Any]] = {
