@@ -148,7 +148,7 @@ def _held(changes: Changes, sources: Sources, present: Mapping[str, packages.Pac
 def _hold(changes: Changes, sources: Sources, before: set[str], *, replaced: set[str]) -> None:
     """Hold packages.
 
-    The ledger gets only those that were not held ``before`` the installation: the others were held by somebody else, or
+    The ledger gets only those that were not held ``before`` the installation: an administrator held the others, or they
     are in it already. ``replaced`` are those that had another version.
     """
     wanted = [package.name for package in changes.spec.packages if package.hold]
