@@ -1,6 +1,6 @@
 """Packages of gpunodes that packages of others need by now: they stay when gpunodes leaves a machine.
 
-A package manager that removes a package removes all that depend on it, whoever installed that.
+A package manager that removes a package removes all that depend on it, those of others too.
 """
 
 from __future__ import annotations
