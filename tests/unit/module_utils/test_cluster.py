@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import kube_api
-from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, tokens
+from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, removed_nodes, tokens
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.planner import reports
 
@@ -74,13 +74,18 @@ def test_the_node_of_a_control_plane_is_drained_only_on_request_and_may_stay(
         calls.append("drain")
         return True
 
+    def refused(*_: Any) -> list[str]:
+        calls.append("refuse")
+        return []
+
     monkeypatch.setattr(kube_api, "admin", Client)
     monkeypatch.setattr(removal, "_drain", drained)
+    monkeypatch.setattr(removed_nodes, "refuse", refused)
     with pytest.raises(MachineProblem, match="worker-1 is a control plane"):
         removal.remove("worker-1", 10, force=True, check=False)
     assert calls == []
     report, _ = removal.remove("worker-1", 10, force=False, check=False, control_plane=True, keep=keep)
-    assert calls == (["drain"] if keep else ["drain", "DELETE"])
+    assert calls == (["drain"] if keep else ["drain", "refuse", "DELETE"])
     assert report.actions == ["drain worker-1", *([] if keep else ["delete node worker-1"])]
     node["spec"] = {"unschedulable": True}
     report, _ = removal.remove("worker-1", 10, force=False, check=True, control_plane=True, keep=True)
@@ -109,8 +114,13 @@ def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
         calls.append(("drain",))
         return True
 
+    def refused(_: Any, name: str) -> list[str]:
+        calls.append(("refuse", name))
+        return []
+
     monkeypatch.setattr("gpunodes.ansible.module_utils.kube_api.admin", Client)
     monkeypatch.setattr(removal, "_drain", drained)
+    monkeypatch.setattr(removed_nodes, "refuse", refused)
     described = nodes.describe(node, [])
     expected = {key: described[key] for key in ("uid", "boot_id", "machine_id", "product_uuid")}
     if changed:
@@ -121,6 +131,7 @@ def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
         removal.remove("worker-1", 10, False, False, expected)
         assert calls == [
             ("drain",),
+            ("refuse", "worker-1"),
             ("DELETE", "/api/v1/nodes/worker-1", {"preconditions": {"uid": "uid-1"}}),
         ]
 

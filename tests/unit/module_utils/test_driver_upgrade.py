@@ -202,6 +202,8 @@ def test_a_driver_is_replaced_and_put_back_without_a_network(machine: Machine) -
     noted = ledger.load(ledger.path_of("gpu"))
     assert {"nvidia-driver-pinning-590"} <= {*noted.packages}
     assert noted.directories == [kept.ROOT]
+    # Those that both drivers have were held by others.
+    assert {*noted.holds} == {*version_set(OLD)} ^ {*version_set(NEW)}
     assert upgrade.BLOCK in noted.files
 
 

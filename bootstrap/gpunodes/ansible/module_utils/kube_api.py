@@ -124,8 +124,11 @@ class Client:
         body: Any | None = None,
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
+        user: str = "",
     ) -> Any:
         """Send one request, repeated after temporary errors; returns the JSON response. Raises ApiError.
+
+        ``user``: the name of a node's user, in whose name the administrator sends it.
 
         A pod's log is the ``message`` of the response. It ends where the limits for logs end it, and is not requested
         again from a kubelet that sends nothing.
@@ -136,7 +139,7 @@ class Client:
         repeated = False
         while True:
             try:
-                return self._call(method, path, body, query, content_type)
+                return self._call(method, path, body, query, content_type, user)
             except ApiError as error:
                 if error.status == _CONFLICT and method == "POST" and repeated:
                     return {}  # the first attempt had succeeded
@@ -146,10 +149,14 @@ class Client:
             repeated = True
             time.sleep(1)
 
-    def _call(self, method: str, path: str, body: Any | None, query: dict[str, str] | None, content_type: str) -> Any:
+    def _call(
+        self, method: str, path: str, body: Any | None, query: dict[str, str] | None, content_type: str, user: str
+    ) -> Any:
         target = f"{path}?{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body)
         headers = {"Accept": "application/json", "Content-Type": content_type}
+        if user:
+            headers |= {"Impersonate-User": user, "Impersonate-Group": "system:nodes"}
         if self._token_file:
             headers["Authorization"] = f"Bearer {(disk.read(self._token_file) or '').strip()}"
         for is_last_attempt in (False, True):
