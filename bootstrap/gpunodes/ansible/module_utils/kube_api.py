@@ -63,6 +63,10 @@ class Limits:
     """Bytes of a response: lists of a large cluster have tens of megabytes."""
 
 
+class TooLarge(TimeoutError):  # noqa: N818 - reads as the sentence it makes
+    """A response beyond ``Limits.most``."""
+
+
 _LOG = re.compile(r"/api/v1/namespaces/[^/]+/pods/[^/]+/log")
 _OF_LOG = Limits(call_s=10, whole_s=10, most=1 << 20)
 """A log is what a kubelet sends, whatever limits it was asked to keep; ``whole_s`` is for all of its response."""
@@ -217,7 +221,9 @@ def _content(response: http.client.HTTPResponse, limits: Limits) -> bytes:
     while piece := response.read1(1 << 20):
         pieces.append(piece)
         size += len(piece)
-        if size > limits.most or time.monotonic() > deadline:
+        if size > limits.most:
+            raise TooLarge("a response that does not end")
+        if time.monotonic() > deadline:
             raise TimeoutError("a response that does not end")
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)
