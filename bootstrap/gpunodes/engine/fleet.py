@@ -209,10 +209,13 @@ def match_nodes(
 
 
 def match_switched(
-    fleet: Fleet, switched: Mapping[str, Switched], seen: Mapping[str, MachineScan]
+    fleet: Fleet, switched: Mapping[str, Switched], nodes: Sequence[Node], seen: Mapping[str, MachineScan]
 ) -> dict[str, Switched]:
-    """The machines that the autoscaler keeps off, by name; ``switched`` has them by the names that their nodes had."""
-    return of_machines(switched, _identities(fleet, seen)) if switched else {}
+    """The machines that the autoscaler keeps off, by name; ``switched`` has them by the names that their nodes had.
+
+    ``nodes`` are those that exist.
+    """
+    return of_machines(switched, _identities(fleet, seen), match_nodes(fleet, nodes, seen)) if switched else {}
 
 
 def unmatched(match: Match) -> str:

@@ -23,6 +23,7 @@ from gpunodes.planner import autoscale
 from gpunodes.planner.autoscale import ScaledMachine
 from gpunodes.planner.pools import POOL_LABEL
 from gpunodes.planner.scaled_pools import any_scales, scaled
+from gpunodes.repair.switched_off import of_machines
 from gpunodes.setting_forms import are_taints
 
 _MAX_CA = 64 << 10
@@ -72,6 +73,7 @@ def gather(
     }
     known = identities.recall_all(fleet.cluster_name, {name: each.address for name, each in machines.items()})
     matches = match_nodes(fleet, cluster.nodes(), {})
+    off = of_machines({node: node for node in states}, known, matches)
     most = bytes_of_one(len(machines))
     found = []
     for name, machine in machines.items():
@@ -79,8 +81,7 @@ def gather(
         if match.contradiction:
             raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
         # The node of a machine that is off was deleted; its name was recorded, or is that of the machine.
-        off = own.hostname or name.lower()
-        node = match.node.name if match.node else off if off in states else ""
+        node = match.node.name if match.node else off.get(name, "")
         rendered = fleet.inventory.rendered(name, "gpunodes_bmc_", "gpunodes_node_taints")
         variables = fleet.inventory.connection(name) | rendered
         found.append(
