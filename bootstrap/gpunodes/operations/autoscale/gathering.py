@@ -100,9 +100,10 @@ def gather(
     accesses = {each.node: kinds.access(each.name, each.settings, macs=each.identity.macs) for each in found}
     jumps = Jumps()
     found = [replace(each, jump=jumps.add(each.name, accesses[each.node])) for each in found]
+    earlier = {name: pool.template.document() for name, pool in last.pools.items()} if last else {}
     passwords = {node: access.password for node, access in accesses.items() if access and access.password}
     return Gathered(
-        autoscale.document(given, found, _authorities(found), jumps.documents),
+        autoscale.document(given, found, _authorities(found), jumps.documents, earlier),
         passwords | jumps.keys,
         {each.node: machines[each.name] for each in found},
     )
