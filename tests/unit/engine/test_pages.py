@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from gpunodes.ansible.module_utils import kube_api, kubeconfig
 from gpunodes.ansible.module_utils import session as program
 from gpunodes.ansible.module_utils.sent import MARK
 from gpunodes.engine.cluster import pages, pods
@@ -98,6 +99,24 @@ def test_the_pods_of_a_node_are_read_however_large_their_user_made_them(
     assert session.failures == {}
     assert pages.PODS_AT_ONCE in limits
     assert session.machine in {"c1", f"the API of {server.folder / 'config'}"}
+
+
+@pytest.mark.parametrize("path", ["/api/v1/pods", "/api/v1/pods?labelSelector=a"])
+def test_a_module_on_a_machine_reads_in_pages_what_is_too_large(server: Server, tmp_path: Path, path: str) -> None:
+    limits = lists(server, [pod(number, {"annotations": {"a": "x" * 1000}}) for number in range(22)])
+    over_program(server, tmp_path, "c1")
+    config = kubeconfig.load(str(tmp_path / "c1.conf"))
+    assert config
+    client = kube_api.Client(config, limits=kube_api.Limits(most=15_000))
+    began = time.monotonic()
+    found = client.get(path, fieldSelector="spec.nodeName=n1")
+    assert time.monotonic() - began < 30, "what is too large is not requested again until a limit"
+    assert [each["metadata"]["name"] for each in found["items"]] == [f"p{number}" for number in range(22)]
+    assert limits == [22, 50, 12, 12]
+    assert all("fieldSelector=spec.nodeName%3Dn1" in asked for asked, _ in server.asked)
+    client = kube_api.Client(config, limits=kube_api.Limits(most=500))
+    with pytest.raises(kube_api.ApiError, match="does not end"):
+        client.get(path)
 
 
 def test_of_a_pod_only_what_is_used_is_requested() -> None:

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from . import command_lock, kubeconfig
-from .kube_api import ApiError, Client, Limits, TooLarge
+from .kube_api import ApiError, Client, Limits
 from .problem import MachineProblem
 
 _PARALLEL_REQUESTS = 4
@@ -81,7 +81,7 @@ def _call(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:
             str(request["method"]), str(request["path"]), request.get("body"), None, str(request["type"])
         )
     except ApiError as error:
-        if isinstance(error.__cause__, TooLarge):
+        if error.is_too_large:
             return {**_TOO_LARGE}
         return {"status": error.status, "body": None, "error": str(error)}
     keep = request.get("keep")
