@@ -198,15 +198,17 @@ def unused(world: World) -> list[str]:
 def template(world: World, pool: str) -> NodeShape:
     """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned.
 
-    Machines of several architectures have no label of it. Of nodes that an earlier release saw, none is known.
+    Machines of several architectures, none of which more than half have, have no label of it. Of nodes that an earlier
+    release saw, none is known.
     """
     planned = world.plan.pools[pool]
     states = (world.states.get(name) for name in world.plan.of_pool[pool])
     seen = [state.saved.shape for state in states if state and state.saved and state.saved.shape.capacity]
     found = planned.template
     if seen:
-        found = node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
-    known = {key for each in (*seen, planned.template) for key in each.labels}
+        documents = [each.document() for each in seen]
+        found = node_shape(node_templates.template(documents, planned.given.document(), planned.template.document()))
+    known = node_templates.keys_of_most([each.labels for each in seen]) | set(planned.template.labels)
     default = {key: text for key, text in SYSTEM_LABELS.items() if key not in known}
     return NodeShape({**default, **found.labels}, found.taints, found.capacity)
 

@@ -739,6 +739,17 @@ def test_a_template_has_the_system_by_which_pods_select_nodes(
     assert "kubernetes.io/hostname" not in found
 
 
+@pytest.mark.parametrize("others", ["amd64", None])
+def test_no_single_machine_decides_the_architecture_of_its_pool(others: str | None) -> None:
+    """Pods that select another one than it reported started no machine of the pool."""
+    names = ("w1", "w2", "w3")
+    site = Site(parsed(dict.fromkeys(names, "h100"), {"h100": (0, 3, 50)}))
+    for name in names:
+        text = "arm64" if name == "w1" else others
+        in_service(site, name, labels={"kubernetes.io/arch": text} if text else {})
+    assert site.server.template("h100").labels["kubernetes.io/arch"] == "amd64"
+
+
 def test_a_kubelet_that_is_too_old_for_the_control_plane_gets_no_pods(site: Site) -> None:
     site.store.api_server = "v1.40.0"
     site.server.increase("t4", 1)

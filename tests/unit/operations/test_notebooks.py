@@ -38,6 +38,7 @@ class Cluster(Notebooks):
     def _call(self, method: str, path: str, body: Any = None, *_: Any, **__: Any) -> Any:
         class Answer:
             body: Any = None
+            time = 0.0
 
         answer, (plain, _mark, query) = Answer(), path.partition("?")
         lists = {"persistentvolumeclaims": [{"metadata": {"name": each}} for each in self.claimed]}

@@ -52,6 +52,7 @@ class Cluster(Objects):
     def _call(self, method: str, path: str, *_: Any, **__: Any) -> Any:
         class Body:
             body: Any
+            time = 0.0
 
         found = Body()
         path, query = path.partition("?")[::2]

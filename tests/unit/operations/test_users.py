@@ -91,7 +91,7 @@ class Answers(Session):
             return Response(200, {"metadata": META}, "", 0.0)
         self.read.append(path)
         for end, body in self.bodies.items():
-            if path.endswith(end):
+            if path.partition("?")[0].endswith(end):
                 return Response(200, body, "", 0.0)
         return Response(404, None, "not found", 0.0)
 

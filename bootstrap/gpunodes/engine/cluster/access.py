@@ -114,11 +114,11 @@ class Access(Api):
         return None if found is None else dict(labels)
 
     def bindings(self) -> list[Binding]:
-        """All bindings of the cluster, with two requests."""
+        """All bindings of the cluster."""
         return [
             _binding(item)
             for kind in ("clusterrolebindings", "rolebindings")
-            for item in self._call("GET", f"{RBAC}/{kind}", keep=_KEEP).body["items"]
+            for item in self._list(f"{RBAC}/{kind}", _KEEP)
         ]
 
     def workloads(self, namespace: str) -> int:

@@ -65,10 +65,10 @@ class Adopted(Api):
     """Reads a cluster; the methods raise as those of ``Api``."""
 
     def read(self) -> Reading:
-        """Everything, with five requests."""
+        """Everything."""
         version = self._call("GET", "/version").body
-        nodes = self._call("GET", "/api/v1/nodes", keep=_NODES).body["items"]
-        sets = self._call("GET", "/apis/apps/v1/daemonsets", keep=_SETS).body["items"]
+        nodes = self._list("/api/v1/nodes", _NODES)
+        sets = self._list("/apis/apps/v1/daemonsets", _SETS)
         slices = self._slices()
         found = self._find("/api/v1/namespaces/kube-system/configmaps/kubeadm-config")
         check(version, {"gitVersion": str}, "its version")
@@ -82,7 +82,7 @@ class Adopted(Api):
 
     def _slices(self) -> Any:
         try:
-            return self._call("GET", "/apis/resource.k8s.io/v1/resourceslices", keep=_SLICES).body["items"]
+            return self._list("/apis/resource.k8s.io/v1/resourceslices", _SLICES)
         except Refused as error:
             if error.status == NOT_FOUND:
                 return []  # an older API, or one where they are switched off

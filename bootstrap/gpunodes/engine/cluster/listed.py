@@ -35,9 +35,9 @@ class Listed(Api):
     """Reads a cluster; the method raises as those of ``Api``."""
 
     def read(self) -> dict[str, Any]:
-        """The same as the module ``cluster_info`` reports, as far as nodes have it, with two requests."""
+        """The same as the module ``cluster_info`` reports, as far as nodes have it."""
         version = self._call("GET", "/version").body
-        nodes = self._call("GET", "/api/v1/nodes", keep=_KEEP).body["items"]
+        nodes = self._list("/api/v1/nodes", _KEEP)
         check(version, {"gitVersion": str}, "its version")
         check(nodes, Many(_NODE, 20_000), "its nodes")
         return {"version": str(version["gitVersion"]), "endpoint": "", "nodes": [describe(node, ()) for node in nodes]}

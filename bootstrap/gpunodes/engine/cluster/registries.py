@@ -18,11 +18,13 @@ from urllib.parse import quote
 
 from gpunodes.engine.cluster.api import CONFLICT, Api
 from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.pages import field
 from gpunodes.shape import Many, Maybe, Optional
 
 _KIND = "kubernetes.io/dockerconfigjson"
 _LABEL = "gpunodes.dev/registry"
 _SERVER, _USER = "gpunodes.dev/registry-server", "gpunodes.dev/registry-user"
+_NOTES = tuple(field("metadata", "annotations", key) for key in (_SERVER, _USER))
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _DOCKER_HUB = "https://index.docker.io/v1/"
@@ -77,12 +79,12 @@ class Registries(Api):
         self._delete(_secret(login.namespace, login.secret))
 
     def logins(self) -> list[Login]:
-        """All logins that gpunodes made, with two requests."""
+        """All logins that gpunodes made."""
         name = ("metadata.name", "metadata.namespace", "metadata.uid")
         path = f"/api/v1/secrets?labelSelector={_LABEL}%3Dtrue"
-        secrets = self._call("GET", path, keep=(*name, "metadata.annotations", "type")).body["items"]
+        secrets = self._list(path, (*name, *_NOTES, "type"))
         path = "/api/v1/serviceaccounts?fieldSelector=metadata.name%3Ddefault"
-        accounts = self._call("GET", path, keep=(*name, "imagePullSecrets")).body["items"]
+        accounts = self._list(path, (*name, "imagePullSecrets"))
         used = {str(each["metadata"].get("namespace")): _names(each) for each in accounts}
         found = []
         for each in secrets:

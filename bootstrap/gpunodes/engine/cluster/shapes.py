@@ -22,7 +22,7 @@ _OBJECT = {
 }
 # A list is requested with some of these fields only.
 _PARTIAL = {**_OBJECT, "metadata": _METADATA}
-_OBJECTS = {"items": Many(_PARTIAL, 10_000_000)}
+_OBJECTS = {"metadata": Optional(Maybe({"continue": Optional(Maybe(str))})), "items": Many(_PARTIAL, 10_000_000)}
 
 _KINDS = (
     "nodes|pods|leases|daemonsets|deployments|statefulsets|replicasets|replicationcontrollers|jobs|cronjobs|"

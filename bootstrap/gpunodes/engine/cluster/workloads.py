@@ -11,6 +11,7 @@ from gpunodes import shape
 from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
 from gpunodes.engine.cluster.api import NOT_FOUND, Api
 from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.pages import PODS_AT_ONCE
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 from gpunodes.shape import Many, Maybe, Optional
@@ -87,7 +88,7 @@ class Workloads(Api):
         made for files of its machine are left out: root of any node can give them any namespace, labels and status.
         """
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(label)}"
-        pods: list[dict[str, Any]] = self._call("GET", path, keep=_KEEP).body["items"]
+        pods = self._list(path, _KEEP, PODS_AT_ONCE)
         for each in pods:
             check(each, _POD, "a pod")
         return sorted((each for each in pods if not _is_of_kubelet(each)), key=_is_over)
@@ -147,7 +148,7 @@ class Workloads(Api):
         """The last warning about a pod: a failed mount or probe is reported only in events."""
         selector = quote(f"involvedObject.name={pod},type=Warning")
         path = f"/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"
-        events = self._call("GET", path, keep=("metadata.name", "reason", "message", "lastTimestamp")).body["items"]
+        events = self._list(path, ("metadata.name", "reason", "message", "lastTimestamp"))
         valid = [each for each in events if not shape.wrong(each, _EVENT)]
         newest = max(valid, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
         return event_text(newest) if newest else ""

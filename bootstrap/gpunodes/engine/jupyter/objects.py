@@ -47,7 +47,7 @@ class Notebooks(Workloads):
     def claims(self, namespace: str) -> list[str]:
         """The names of the claims of `gpunodes storage` in a namespace."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims?labelSelector={quote(storage.SELECTOR)}"
-        return sorted(str(each["metadata"]["name"]) for each in self._call("GET", path).body["items"])
+        return sorted(str(each["metadata"]["name"]) for each in self._list(path, ("metadata.name",)))
 
     def has_claim(self, namespace: str, name: str) -> bool:
         """Whether a namespace has a claim."""
@@ -100,7 +100,7 @@ class Notebooks(Workloads):
         """The Deployments of all notebooks."""
         path = f"/apis/apps/v1/deployments?labelSelector={quote(notebooks.PART)}"
         made = []
-        for each in self._call("GET", path).body["items"]:
+        for each in self._list(path):
             meta = each["metadata"]
             place = Place(str((meta.get("labels") or {}).get(notebooks.LABEL, "")), str(meta.get("namespace")))
             if notebooks.is_place(place) and meta["name"] == place.objects and notebooks.is_own(each, place):

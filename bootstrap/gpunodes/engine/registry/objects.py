@@ -116,7 +116,7 @@ class RegistryServer(Workloads):
     def shares(self, name: str) -> bool:
         """Whether `gpunodes storage up` has made volumes of a share."""
         path = f"{_PATHS['PersistentVolume']}?labelSelector={quote(f'{storage.SELECTOR},{storage.SHARE_LABEL}={name}')}"
-        return bool(self._call("GET", path, keep=("metadata.name",)).body["items"])
+        return bool(self._list(path, ("metadata.name",)))
 
     def has_namespace(self) -> bool:
         """Whether the namespace exists; raises GpunodesError while it is being deleted."""
@@ -165,7 +165,7 @@ class RegistryServer(Workloads):
         """The architecture of each ready node, by name."""
         keep = ("metadata.name", "status.nodeInfo.architecture", "status.conditions")
         found = {}
-        for node in self._call("GET", "/api/v1/nodes", keep=keep).body["items"]:
+        for node in self._list("/api/v1/nodes", keep):
             if shape.wrong(node, _NODE):
                 continue
             conditions = {each["type"]: each["status"] for each in node["status"].get("conditions") or ()}
@@ -207,7 +207,7 @@ class RegistryServer(Workloads):
     def volumes(self) -> list[str]:
         """The volumes of shares whose claim is in the namespace of the registry, or was."""
         path = f"{_PATHS['PersistentVolume']}?labelSelector={quote(storage.SELECTOR)}"
-        volumes = self._call("GET", path, keep=("metadata.name", "spec.claimRef")).body["items"]
+        volumes = self._list(path, ("metadata.name", "spec.claimRef"))
         return [
             str(each["metadata"]["name"])
             for each in volumes
