@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunodes.ansible.module_utils.causes import bounded
-from gpunodes.model import Event, Outcome, TaskEnded, TaskStarted
+from gpunodes.model import Event, Outcome, TaskEnded, TaskStarted, printable
 from gpunodes.settings import known_hosts
 
 _READ = 16 << 10
@@ -98,6 +98,10 @@ def cause(event: TaskEnded) -> str:
         return found
     if re.search(_PYTHON, detail):
         return "Python is not installed at the path that Ansible uses (/usr/bin/python3)"
+    timeout = result.get("timedout")
+    if isinstance(timeout, Mapping):
+        seconds = printable(str(timeout.get("period")))[:20]
+        return f"the task did not end within {seconds} s: the machine is connected, but sudo, Python or a program hangs"
     if result.get("censored"):
         return "the task failed; its output holds a secret and is not shown"
     return _line(text) or _line(detail) or "the task failed without a message"
