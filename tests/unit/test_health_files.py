@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 import zipfile
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from backports import zstd
 from gpunodes.errors import WrongInput
-from gpunodes.health import tables
+from gpunodes.health import judge, tables
 from gpunodes.health.model import NOT_RECOGNISED, Action, SiteRules, State, Verdict
 from gpunodes.operations import health
 
@@ -427,3 +428,27 @@ def test_real_logs() -> None:
             assert not (modest and verdict.action in {Action.REBOOT, Action.REPAIR}), name
     assert rows
     assert len(wrong) <= 0.03 * len(rows), wrong
+
+
+FRAME = b"+0x1/0x1 [nvidia] "
+LONG = {
+    "one line of reports": b"task\tx blocked for more " + FRAME,
+    "lines of reports": b"task\tx blocked for more\n" + FRAME,
+    "frames that need a page": b"[1.0] task x:1 blocked for more than 1\n" + b"page_fault" * 6000 + FRAME + b"\n",
+    "lists of modules": b"Modules linked in: ",
+    "beginnings of a crash": b" [#\n",
+    "blanks before a value": b"==NVSMI LOG==\n" + (b" " * 4000 + b"x" * 90 + b"\n") * 10,
+    "blanks in a table": b"| NVIDIA-SMI 610\n" + (b"| 1" + b" " * 4000 + b"x\n") * 10,
+    "empty documents": b"<nvidia_smi_log></nvidia_smi_log>",
+    "brackets above a row": b"a," + b"[" * 2000 + b"\n" + b",[Unknown Error]\n" * 120,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_log_that_is_made_to_cost_time_does_not(name: str) -> None:
+    """Each of these took minutes or more; a live machine may send six times as much."""
+    size = 1 << 19
+    log = (LONG[name] * (size // len(LONG[name]) + 1))[:size]
+    began = time.process_time()
+    judge.judge_files("gpu-1", [[log]], SiteRules())
+    assert time.process_time() - began < 8

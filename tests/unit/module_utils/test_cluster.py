@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -155,6 +156,26 @@ def test_what_one_node_reports_oddly_is_its_own_trouble() -> None:
     assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
     assert told["reason"] == "its kubelet reports an invalid address and version and runtime"
     whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": [told]}
+    assert reports.cluster_problem(whole) == ""
+
+
+def test_a_node_with_thousands_of_values_is_its_own_trouble() -> None:
+    labels = {f"own-{number}": "" for number in range(1001)}
+    metadata = {
+        **NODE["metadata"],
+        "labels": labels,
+        "annotations": {**NODE["metadata"]["annotations"], "gpunodes.dev/managed": json.dumps({"labels": [*labels]})},
+    }
+    addresses = [{"type": "InternalIP", "address": f"10.0.{number // 250}.{number % 250}"} for number in range(1001)]
+    told = nodes.describe({**NODE, "metadata": metadata, "status": {**NODE["status"], "addresses": addresses}}, [])
+    assert (told["addresses"], told["managed"]) == ([], {"labels": {}, "taints": []})
+    assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
+    assert "has more than 1000 addresses and managed labels" in told["reason"]
+    assert told["machine_id"] == "m", "it can be removed"
+    unreadable = nodes.unreadable("worker-2", "no labels")
+    assert (unreadable["ready"], unreadable["reason"]) == (False, "its Node object cannot be read: no labels")
+    listed = [told, unreadable]
+    whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": listed}
     assert reports.cluster_problem(whole) == ""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpunodes.engine.cluster.api import NOT_FOUND, Api
 from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.shapes import ANY_NUMBER
 from gpunodes.shape import Many, Maybe, Named, Optional
 
 _NODES = (
@@ -26,12 +27,12 @@ _SETS = (
     "spec.template.spec.containers.image",
 )
 _SLICES = ("metadata.name", "spec.driver", "spec.nodeName")
-_LABELS = Optional(Maybe(Named(str, 100_000)))
+_LABELS = Optional(Maybe(Named(str, ANY_NUMBER)))
 _NODE = {
     "metadata": {"name": str, "labels": _LABELS},
     "status": {
-        "addresses": Optional(Maybe(Many({"type": str, "address": str}, 1000))),
-        "allocatable": Optional(Maybe(Named(str, 1000))),
+        "addresses": Optional(Maybe(Many({"type": str, "address": str}, ANY_NUMBER))),
+        "allocatable": Optional(Maybe(Named(str, ANY_NUMBER))),
         "nodeInfo": {"kubeletVersion": str, "containerRuntimeVersion": str},
     },
 }
@@ -74,7 +75,7 @@ class Adopted(Api):
         check(version, {"gitVersion": str}, "its version")
         check(nodes, Many(_NODE, 20_000), "its nodes")
         check(sets, Many(_SET, 10_000), "its DaemonSets")
-        check(slices, Many(_SLICE, 100_000), "its ResourceSlices")
+        check(slices, Many(_SLICE, ANY_NUMBER), "its ResourceSlices")
         if found is not None:
             check(found, _MAP, "kubeadm's ConfigMap")
         data = (found or {}).get("data") or {}

@@ -9,20 +9,22 @@ from gpunodes import shape
 from gpunodes.ansible.module_utils import kube_api
 from gpunodes.shape import Many, Maybe, Named, Optional
 
+ANY_NUMBER = 10_000_000
+"""More than fits into an object of the API, or into a response: a node must not invalidate a list by its labels."""
 _METADATA = {
     "name": str,
     "namespace": Optional(str),
-    "labels": Optional(Maybe(Named(str, 100_000))),
-    "annotations": Optional(Maybe(Named(str, 100_000))),
+    "labels": Optional(Maybe(Named(str, ANY_NUMBER))),
+    "annotations": Optional(Maybe(Named(str, ANY_NUMBER))),
 }
 _OBJECT = {
     "metadata": {**_METADATA, "uid": str, "resourceVersion": str},
-    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, 100_000)))})),
+    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, ANY_NUMBER)))})),
     "status": Optional(Maybe({})),
 }
 # A list is requested with some of these fields only.
 _PARTIAL = {**_OBJECT, "metadata": _METADATA}
-_OBJECTS = {"metadata": Optional(Maybe({"continue": Optional(Maybe(str))})), "items": Many(_PARTIAL, 10_000_000)}
+_OBJECTS = {"metadata": Optional(Maybe({"continue": Optional(Maybe(str))})), "items": Many(_PARTIAL, ANY_NUMBER)}
 
 _KINDS = (
     "nodes|pods|leases|daemonsets|deployments|statefulsets|replicasets|replicationcontrollers|jobs|cronjobs|"

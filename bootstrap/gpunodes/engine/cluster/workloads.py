@@ -82,15 +82,13 @@ class Workloads(Api):
         return found
 
     def labelled_pods(self, namespace: str, label: str) -> list[dict[str, Any]]:
-        """The pods with a label; those that have ended, or are being deleted, last.
+        """The pods with a label; those that have ended, or are being deleted, last, and none whose status is invalid.
 
         A pod that failed, as after an eviction, stays in the list beside the one that replaced it. Those that a kubelet
         made for files of its machine are left out: root of any node can give them any namespace, labels and status.
         """
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(label)}"
-        pods = self._list(path, _KEEP, PODS_AT_ONCE)
-        for each in pods:
-            check(each, _POD, "a pod")
+        pods = [each for each in self._list(path, _KEEP, PODS_AT_ONCE) if not shape.wrong(each, _POD)]
         return sorted((each for each in pods if not _is_of_kubelet(each)), key=_is_over)
 
     def serving_pod(self, namespace: str, label: str, deployment: Mapping[str, Any]) -> dict[str, Any] | None:
