@@ -201,4 +201,4 @@ def test_rpm_names_what_depends_on_a_package(monkeypatch: pytest.MonkeyPatch) ->
     asked, run = answers(text, "\tdkms is needed by (installed) zfs-dkms-2.1-1.el9.noarch\n")
     monkeypatch.setattr(packages, "run", run)
     assert packages.Dnf().removals(["gcc"]) == ["gcc", "dkms", "kernel-devel-matched", "zfs-dkms"]
-    assert all([*argv[:3]] == ["rpm", "-e", "--test"] for argv in asked)
+    assert all([*argv[:3]] == ["rpm", "--erase", "--test"] for argv in asked)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from gpunodes.cli import root
-from gpunodes.engine.cluster.access import _TOKENS, _WORKLOADS, END, OWN, RBAC, Access, Binding
+from gpunodes.engine.cluster.access import _WORKLOADS, END, OWN, RBAC, Access, Binding
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.session import Session
@@ -179,7 +179,7 @@ def held(*given: tuple[str, str]) -> Answers:
         answers.bodies[f"/namespaces/team/{kind}"] = {"items": items}
         answers.bodies[f"v1/{kind}"] = {"items": items * 2}
     for where, number in (("/namespaces/team", 1), ("/api/v1", 3)):
-        answers.bodies[f"{where}/{_TOKENS}"] = {"items": [{"metadata": {"name": "token"}}] * number}
+        answers.bodies[f"{where}/secrets"] = {"items": [{"metadata": {"name": "token"}}] * number}
     return answers
 
 

@@ -342,7 +342,11 @@ class Dnf:
 
     def removals(self, names: Sequence[str]) -> Sequence[str]:
         going = [*names]
-        while more := [name for name in parse_rpm_test(run(["rpm", "-e", "--test", *going]).text) if name not in going]:
+        while True:
+            asked = run(["rpm", "--erase", "--test", *going])
+            more = [name for name in parse_rpm_test(asked.text) if name not in going]
+            if not more:
+                break
             going += more
         return going
 

@@ -125,13 +125,13 @@ class Access(Api):
         """How many workloads a namespace has ("": all of them), without those that another one made."""
         kinds = [f"{group}{_within(namespace)}/{kind}" for group, each in _WORKLOADS.items() for kind in each]
         keep = ("metadata.name", "metadata.ownerReferences")
-        found = [item for path in kinds for item in self._call("GET", path, keep=keep).body["items"]]
+        found = [item for path in kinds for item in self._list(path, keep)]
         return sum(not each["metadata"].get("ownerReferences") for each in found)
 
     def lasting_tokens(self, namespace: str) -> int:
         """How many Secrets of a namespace ("": all of them) have a token of a service account, which has no end."""
         path = f"/api/v1{_within(namespace)}/{_TOKENS}"
-        return len(self._call("GET", path, keep=("metadata.name",)).body["items"])
+        return len(self._list(path, ("metadata.name",)))
 
     def bind(self, made: Binding) -> None:
         """Create a binding, or bring it to this state; its role cannot be changed, so another one replaces it."""
