@@ -62,7 +62,7 @@ class Account:
             with opener.open(request, timeout=60) as answer:
                 answer.read()
         except HTTPError as error:
-            return error.read().decode()
+            return str(json.loads(error.read())["message"])
         return ""
 
     def until_refused(self, policy: str, *request: Any) -> None:

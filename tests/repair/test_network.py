@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-import ssl
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from gpunodes.ansible.module_utils import kubeconfig
 from gpunodes.ansible.module_utils.cluster import objects
 
 from . import apiserver
+from .addon_accounts import Account
 from .addon_programs import program, running, until
 
 TEMPLATE = Path(__file__).parents[2] / "roles" / "network" / "templates" / "flannel.yml.j2"
@@ -116,16 +114,7 @@ def token(server: apiserver.ApiServer) -> str:
 
 def sent(server: apiserver.ApiServer, token: str, method: str, path: str, body: Any = None, kind: str = "") -> str:
     """The message of a request with a token, "" if it succeeds."""
-    context = ssl.create_default_context(cafile=str(server.folder / "ca.crt"))
-    headers = {"Content-Type": kind or "application/json", "Authorization": f"Bearer {token}"}
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"https://127.0.0.1:{server.port}{path}", data, headers, method=method)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-    try:
-        with opener.open(request, timeout=60):
-            return ""
-    except urllib.error.HTTPError as error:
-        return str(json.loads(error.read())["message"])
+    return Account(server, token).refusal(method, path, body, kind or "application/json")
 
 
 def patched(server: apiserver.ApiServer, token: str, node: str, change: Any, kind: str = STRATEGIC) -> str:

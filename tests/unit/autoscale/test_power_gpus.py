@@ -8,30 +8,14 @@ from gpunodes.autoscale.nodes import MORE_GPUS, STARTING
 from gpunodes.autoscale.server import NotPossible
 from gpunodes.autoscale.state import Phase
 
-from tests.power_fleet import CAPACITY, GPU, Site, document, node_object, parsed
+from tests.power_fleet import CAPACITY, GPU, POOLS, THREE, Site, document, in_service, looks, node_object, parsed
 
-THREE = {"w1": "h100", "w2": "h100", "w3": "t4"}
-POOLS = {"h100": (0, 2, 50), "t4": (0, 1, 10)}
 BOASTS = "it offers 64 nvidia.com/gpu, and 2 are known: it gets no pods; if its machine has so many, run"
 
 
 @pytest.fixture
 def site() -> Site:
     return Site(parsed(THREE, POOLS))
-
-
-def looks(site: Site) -> None:
-    for _ in range(3):
-        site.look()
-
-
-def booted(site: Site, name: str, **more: object) -> None:
-    """Switch a machine on, let it boot, and look at its node until nothing more follows."""
-    site.server.increase(site.plan.machines[name].pool, 1)
-    site.settle({name: Phase.STARTING})
-    site.boots(name, **more)
-    looks(site)
-    assert site.phases()[name] is Phase.ON
 
 
 def offers(site: Site, name: str, count: str, resource: str = GPU) -> None:
@@ -57,7 +41,7 @@ def told(site: Site) -> list[tuple[str, str]]:
 def test_a_node_in_service_that_offers_more_gets_no_pods_and_takes_no_place(
     site: Site, resource: str, count: str, error: str
 ) -> None:
-    booted(site, "w1")
+    in_service(site, "w1")
     before = site.store.states()["w1"]
     offers(site, "w1", count, resource)
     looks(site)
@@ -77,7 +61,7 @@ def test_a_node_in_service_that_offers_more_gets_no_pods_and_takes_no_place(
 
 
 def test_a_node_that_offers_what_is_known_again_is_in_service(site: Site) -> None:
-    booted(site, "w1")
+    in_service(site, "w1")
     offers(site, "w1", "64")
     looks(site)
     offers(site, "w1", "2")
@@ -89,7 +73,7 @@ def test_a_node_that_offers_what_is_known_again_is_in_service(site: Site) -> Non
 
 
 def test_a_node_that_starts_with_more_stays_out_of_service(site: Site) -> None:
-    booted(site, "w1", gpus=64)
+    in_service(site, "w1", gpus=64)
     assert taints(site, "w1") == {STARTING, MORE_GPUS}
     assert not site.store.proofs, "a pod of a machine whose root lies proves nothing"
     assert site.store.states()["w1"].error.startswith(BOASTS)
@@ -112,7 +96,7 @@ def test_a_node_that_registers_without_the_taint_of_starting_gets_no_pods_either
 
 def test_a_machine_that_got_gpus_serves_with_them_when_the_plan_has_them(site: Site) -> None:
     """`gpunodes autoscale up` writes into the plan what its node offers then."""
-    booted(site, "w1", gpus=4)
+    in_service(site, "w1", gpus=4)
     seen = site.store.seen_nodes()["w1"].saved(site.plan.state_bytes).shape
     assert seen.capacity[GPU] == "4"
     assert not seen.taints
@@ -134,7 +118,7 @@ def test_a_machine_whose_gpus_are_unknown_may_have_those_of_its_pool() -> None:
     none = {key: text for key, text in CAPACITY.items() if key != GPU}
     given["machines"]["w1"]["capacity"] = given["machines"]["w3"]["capacity"] = none
     site = Site(plan.parse(given))
-    booted(site, "w1", gpus=2)
+    in_service(site, "w1", gpus=2)
     assert taints(site, "w1") == set()
     site.server.increase("t4", 1)
     site.settle({"w3": Phase.STARTING})
@@ -145,7 +129,7 @@ def test_a_machine_whose_gpus_are_unknown_may_have_those_of_its_pool() -> None:
 
 def test_a_repaired_gpu_is_not_one_too_many(site: Site) -> None:
     """The plan may be of a day on which the device plugin left one out: what was in service is known, too."""
-    booted(site, "w1")
+    in_service(site, "w1")
     given = document(THREE, POOLS)
     given["machines"]["w1"]["capacity"] = {**CAPACITY, GPU: "1"}
     site.server.replan(plan.parse(given))

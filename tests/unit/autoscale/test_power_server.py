@@ -17,30 +17,25 @@ from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerState, Trouble
 
-from tests.power_fleet import GPU, MemoryMachines, Site, document, machine_id, node_object, parsed, uuid
-
-THREE = {"w1": "h100", "w2": "h100", "w3": "t4"}
-POOLS = {"h100": (0, 2, 50), "t4": (0, 1, 10)}
+from tests.power_fleet import (
+    GPU,
+    POOLS,
+    THREE,
+    MemoryMachines,
+    Site,
+    document,
+    in_service,
+    looks,
+    machine_id,
+    node_object,
+    parsed,
+    uuid,
+)
 
 
 @pytest.fixture
 def site() -> Site:
     return Site(parsed(THREE, POOLS))
-
-
-def looks(site: Site) -> None:
-    """It sees the node, sees that its GPUs are proven, and that it is in service."""
-    for _ in range(3):
-        site.look()
-
-
-def in_service(site: Site, name: str, **more: object) -> None:
-    """Switch a machine on, let it boot, and bring it into service."""
-    site.server.increase(site.plan.machines[name].pool, 1)
-    site.settle({name: Phase.STARTING})
-    site.boots(name, **more)
-    looks(site)
-    assert site.phases()[name] is Phase.ON
 
 
 def test_machines_are_found_off_and_on() -> None:
