@@ -15,9 +15,10 @@ if [[ -r $list ]]; then
     mapfile -t -O "${#packages[@]}" packages < <(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$list")
 fi
 # Some tests need a program that nobody needs otherwise, and are skipped without it: the page of a report is opened in
-# Chromium, promtool (in the package prometheus) reads metrics and rules, zsh and man read the files for them.
+# Chromium, promtool (in the package prometheus) reads metrics and rules, zsh and man read the files for them, nft loads
+# rules in network namespaces.
 if [[ ${1-} == tests ]]; then
-    packages=(chromium man-db openssl prometheus zsh)
+    packages=(chromium man-db nftables openssl prometheus zsh)
 fi
 # Debian starts and enables what it installs, but the tests run their own SSH servers, and no Prometheus.
 declare -A service=([openssh-server]=ssh [prometheus]=prometheus)

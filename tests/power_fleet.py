@@ -24,6 +24,9 @@ from gpunodes.repair.switched_off import Switched
 
 GPU = "nvidia.com/gpu"
 CAPACITY = {"cpu": "8", "memory": "64Gi", "pods": "110", GPU: "2"}
+THREE = {"w1": "h100", "w2": "h100", "w3": "t4"}
+POOLS = {"h100": (0, 2, 50), "t4": (0, 1, 10)}
+"""Three machines by their pools, and these with their smallest and largest size and their priority."""
 
 
 def uuid(name: str) -> str:
@@ -301,3 +304,18 @@ class Site:
         """The machine's kubelet registers its node, with the starting taint, when it is on."""
         self.until(lambda: name in self.machines.on)
         self.store.objects[name] = node_object(name, starting=True, **more)
+
+
+def looks(site: Site) -> None:
+    """It sees the node, sees that its GPUs are proven, and that it is in service."""
+    for _ in range(3):
+        site.look()
+
+
+def in_service(site: Site, name: str, **more: object) -> None:
+    """Switch a machine on, let it boot, and bring it into service."""
+    site.server.increase(site.plan.machines[name].pool, 1)
+    site.settle({name: Phase.STARTING})
+    site.boots(name, **more)
+    looks(site)
+    assert site.phases()[name] is Phase.ON

@@ -62,7 +62,7 @@ def running(folder: Path, secret: Mapping[str, str]) -> Iterator[Running]:
     (folder / "config.yml").write_text(text)
     found = Running(port, folder)
     [container] = registry.deployment(
-        registry.Request("10.96.0.15:5000", "x", "x", "x", []), ""
+        registry.Request("10.96.0.15:5000", "x", "x", "x", []), "", ""
     )["spec"]["template"]["spec"]["containers"]  # fmt: skip
     environment = {"PATH": os.environ["PATH"], **{each["name"]: each["value"] for each in container["env"]}}
     with (folder / "log").open("wb") as log:

@@ -47,6 +47,8 @@ PATIENCE = 60.0
 """Seconds in which the SSH server of a machine that is up responds."""
 UNREACHABLE = 255
 """Exit code of ssh for a machine that is unreachable."""
+FORGOTTEN = {"ANSIBLE_HOST_KEY_CHECKING": "False", "ANSIBLE_SSH_COMMON_ARGS": "-o UserKnownHostsFile=/dev/null"}
+"""The environment in which plain Ansible leaves host keys out of the files of the account that runs the tests."""
 TOKEN = r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"
 """A bootstrap token of kubeadm."""
 
@@ -150,9 +152,7 @@ class Operator:
         folder.mkdir(exist_ok=True)
         (folder / "ansible.cfg").write_text(collection.CONFIG)
         sockets = "ANSIBLE_SSH_CONTROL_PATH_DIR"
-        # Without the file of the account that runs the tests: later labs have other machines at the same addresses.
-        forgotten = {"ANSIBLE_HOST_KEY_CHECKING": "False", "ANSIBLE_SSH_COMMON_ARGS": "-o UserKnownHostsFile=/dev/null"}
-        environment = {**forgotten, sockets: self.environment[sockets]}
+        environment = {**FORGOTTEN, sockets: self.environment[sockets]}
         playbook = f"gpunodes.bootstrap.{name}"
         argv = ("ansible-playbook", "-i", str(self.folder / "inventory"), playbook, *arguments)
         done = collection.run(folder, *argv, environment=environment, limit_s=LONG)
@@ -245,6 +245,10 @@ class LabSpec:
         """The names of its machines."""
         workers = [f"worker-{number + 1}" for number in range(self.workers)]
         return (*self.control_plane_names, *workers, *(f"gpu-{number + 1}" for number in range(self.gpu_workers)))
+
+
+SLOW_RESTARTS = {"etcd_restored_timeout": 900, "certificates_renewed_timeout": 900}
+"""Settings of a cluster whose static pods are restarted: an emulated API server may need minutes to start."""
 
 
 class Labs:

@@ -25,8 +25,9 @@ NONE = "none"
 class Part:
     """Tests that run together; ``minutes`` is their duration on two processors without KVM.
 
-    Measured for adopt, commands, leave, life, power and repair. Measured as one part before they were split: cluster
-    and up (49), docker and gpu-alone (61), gpu and gpu-pods (62), pool and pool-guard (40). Else estimated.
+    Measured for commands, leave, life, power, repair and up. Measured as one part before they were split: docker and
+    gpu-alone (61), gpu and gpu-pods (62), pool and pool-guard (40), adopt and adopt-upgrade (53, under load). Else
+    estimated.
     """
 
     minutes: int
@@ -44,29 +45,26 @@ class Part:
 # In the order of the turns: repairs, removals and resets alternate with the other parts; those that never ran are
 # together. CI ends after 90 minutes: a part has 40 of them, the other tests 25, and a slow machine the rest.
 PARTS: Mapping[str, Part] = {
+    "repair": Part(37, ("test_repair.py",)),
+    "commands": Part(29, ("test_repair_commands.py",)),
+    "power": Part(37, ("test_repair_power.py",)),
+    "life": Part(34, ("test_life.py",)),
+    "gpu": Part(37, ("test_gpu.py",)),
+    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
+    "health": Part(26, ("test_health.py",)),
+    "cluster": Part(35, ("test_cluster.py",)),
+    "docker": Part(26, ("test_docker.py",)),
+    "adopt": Part(32, ("test_adopt.py",)),
+    "networks": Part(32, ("test_networks.py",)),
+    "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
+    "adopt-upgrade": Part(38, ("test_adopt_upgrade.py",)),
+    "prepared": Part(14, scenarios=("default",)),
+    "images": Part(38, ("test_prepare.py", "test_seed.py")),
+    "own-network": Part(25, ("test_own_network.py",)),
+    "gpu-pods": Part(36, ("test_gpu_pods.py",)),
+    "burn-in": Part(38, ("test_gpu_machines.py",)),
     "walkthroughs": Part(39, ("test_walkthroughs.py",)),
     "addons": Part(31, ("test_addons.py",)),
-    "commands": Part(29, ("test_repair_commands.py",)),
-    "leave": Part(37, ("test_leave.py",)),
-    "pool-guard": Part(31, ("test_pool_guard.py",)),
-    "gpu": Part(37, ("test_gpu.py",)),
-    "roles": Part(33, scenarios=("docker", "cuda", "gpu_pods")),
-    "pool": Part(30, ("test_pool.py",)),
-    "life": Part(34, ("test_life.py",)),
-    "health": Part(26, ("test_health.py",)),
-    "gpu-alone": Part(36, ("test_gpu_alone.py",)),
-    "cluster": Part(35, ("test_cluster.py",)),
-    "prepared": Part(14, scenarios=("default",)),
-    "docker": Part(26, ("test_docker.py",)),
-    "adopt": Part(34, ("test_adopt.py",)),
-    "up": Part(16, ("test_up.py",)),
-    "gpu-pods": Part(36, ("test_gpu_pods.py",)),
-    "networks": Part(32, ("test_networks.py",)),
-    "repair": Part(37, ("test_repair.py",)),
-    "images": Part(38, ("test_prepare.py", "test_seed.py")),
-    "power": Part(37, ("test_repair_power.py",)),
-    "burn-in": Part(38, ("test_gpu_machines.py",)),
-    "own-network": Part(25, ("test_own_network.py",)),
     "network-policy": Part(32, ("test_network_policy.py",)),
     "load-balancer": Part(26, ("test_load_balancer.py",)),
     "training": Part(38, ("test_training.py",)),
@@ -90,6 +88,10 @@ PARTS: Mapping[str, Part] = {
     "data-disk": Part(33, ("test_data_disk.py",)),
     "scaling-reboot": Part(38, ("test_scaling_reboot.py",)),
     "walkthrough-guide": Part(35, ("test_walkthrough_guide.py",)),
+    "up": Part(16, ("test_up.py",)),
+    "leave": Part(37, ("test_leave.py",)),
+    "pool-guard": Part(31, ("test_pool_guard.py",)),
+    "pool": Part(30, ("test_pool.py",)),
 }
 WITHOUT_HISTORY = "up"
 """The part of a checkout without git."""

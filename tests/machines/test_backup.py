@@ -6,10 +6,9 @@ import stat
 import time
 from pathlib import Path
 
-from .conftest import BARE, LONG, LabSpec, Operator, kill, lines, search_for_secrets
+from .conftest import BARE, LONG, SLOW_RESTARTS, LabSpec, Operator, kill, lines, search_for_secrets
 
-# An emulated machine may need minutes to start an API server.
-LAB = LabSpec("debian13", workers=1, cluster=(), settings={"etcd_restored_timeout": 900})
+LAB = LabSpec("debian13", workers=1, cluster=(), settings=SLOW_RESTARTS)
 MACHINES = LAB.machines
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import time
 
-from .conftest import BARE, LabSpec, Operator, kill, lines, search_for_secrets
+from .conftest import BARE, SLOW_RESTARTS, LabSpec, Operator, kill, lines, search_for_secrets
 
-# An emulated machine may need minutes to start an API server.
-LAB = LabSpec("debian13", workers=1, cluster=(), settings={"certificates_renewed_timeout": 900})
+LAB = LabSpec("debian13", workers=1, cluster=(), settings=SLOW_RESTARTS)
 MACHINES = LAB.machines
 CONFIG = ("-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "json")
 

@@ -145,6 +145,6 @@ def test_a_changed_feature_gate_is_shown_until_it_is_applied(operator: Operator)
     text = "kubelet feature gate ContainerCheckpoint is false, neither the settings nor the cluster set it"
     shown = " ".join(operator.gpunodes("status").stdout.split())
     assert f"drift: gpu-1: {text}" in shown
-    assert "`gpunodes up` applies the kubelets' settings" in shown
+    assert "`gpunodes rollout apply --kubelets` applies the kubelets' settings" in shown
     operator.gpunodes("join", "gpu-1", "--driver", "580")
     assert kubelets(operator) == {}

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from gpunodes.health.model import Action, State
 
-from .conftest import LabSpec, Operator
+from .conftest import FORGOTTEN, LabSpec, Operator
 
 LAB = LabSpec("debian13", workers=0, gpu_workers=2)
 CHECKOUT = Path(__file__).parents[2]
@@ -296,7 +296,7 @@ def ansible(operator: Operator, program: str, *arguments: str) -> str:
     done = subprocess.run(
         [path, "-i", str(operator.folder / "inventory"), *arguments],
         cwd=CHECKOUT,
-        env={**os.environ, "ANSIBLE_HOST_KEY_CHECKING": "False"},
+        env={**operator.environment, **FORGOTTEN},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -320,7 +320,7 @@ def machine_state(operator: Operator, machine: str) -> MachineState:
 def capture(operator: Operator, folder: Path, machine: str, log: Path, live: dict[str, Any]) -> None:
     """Save a machine's log and facts with their verdicts, in the files of tests/unit/fixtures/captured/README.md."""
     facts: dict[str, Any] = json.loads(
-        ansible(operator, "ansible", machine, "--become", "-m", "gpu_probe").partition(" => ")[2]
+        ansible(operator, "ansible", machine, "--become", "-m", "gpunodes.bootstrap.gpu_probe").partition(" => ")[2]
     )["gpu_probe"]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import time
 
@@ -18,6 +20,11 @@ def test_remove_drains_and_resets_a_node(operator: Operator) -> None:
     assert {node["name"] for node in status["nodes"]} == {"control-1", "worker-1"}
     assert status["missing"] == ["worker-2"]
     assert lines(operator.ssh("worker-2", BARE)) == operator.bare["worker-2"]
+    # Its certificate cannot make the node again; a join can, below.
+    node = shlex.quote(json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "worker-2"}}))
+    words = "--as=system:node:worker-2 --as-group=system:nodes create --dry-run=server --validate=false -f - 2>&1"
+    said = operator.ssh("control-1", f"echo {node} | kubectl --kubeconfig /etc/kubernetes/admin.conf {words}", code=1)
+    assert "gpunodes removed this machine from the cluster" in said
 
 
 def test_a_template_reported_by_a_machine_is_not_evaluated_on_the_controller(operator: Operator) -> None:

@@ -5,6 +5,7 @@ The mirror has the images of the add-on, and of the one that enforces its networ
 
 from __future__ import annotations
 
+import functools
 import json
 
 from . import optional_addons, pods
@@ -35,13 +36,19 @@ def targets(operator: Operator, expression: str) -> set[tuple[str, str]]:
     return {(each["job"], each["instance"]) for each in series(operator, expression)}
 
 
+def names_all(operator: Operator, metric: str, label: str) -> bool:
+    """Whether a metric names all machines in a label."""
+    return {each[label] for each in series(operator, metric)} == set(MACHINES)
+
+
 def test_prometheus_reads_the_nodes_and_the_cluster(operator: Operator) -> None:
     comes(operator, "monitoring")
     until("all targets are up", lambda: targets(operator, "up == 1") == TARGETS)
     assert targets(operator, "up == 0") == set()
-    assert {each["instance"] for each in series(operator, "node_memory_MemTotal_bytes")} == set(MACHINES)
-    assert {each["node"] for each in series(operator, "kube_node_info")} == set(MACHINES)
-    assert series(operator, 'container_memory_working_set_bytes{pod="etcd-control-1"}')
+    for metric, label in (("node_memory_MemTotal_bytes", "instance"), ("kube_node_info", "node")):
+        until(f"{metric} is there", functools.partial(names_all, operator, metric, label))
+    used = 'container_memory_working_set_bytes{pod="etcd-control-1"}'
+    until("the usage of a pod is there", lambda: series(operator, used))
 
 
 def test_of_all_pods_prometheus_alone_reads_the_exporters(operator: Operator) -> None:

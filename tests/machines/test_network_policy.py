@@ -52,16 +52,16 @@ def test_without_enforcement_a_policy_stops_nothing(operator: Operator) -> None:
     pods.start(operator, STRANGER[0], IMAGE, SERVES, READY, nodeName="control-1")
     for name, space in ((SERVER, TEAM), MATE, STRANGER):
         operator.kubectl("-n", space, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=180s")
-    assert reaches(operator, STRANGER)
-    assert reaches(operator, MATE, STRANGER)
+    until("everybody reaches the team", lambda: reaches(operator, STRANGER))
+    until("the team reaches everybody", lambda: reaches(operator, MATE, STRANGER))
 
 
 def test_the_policies_of_the_tenants_keep_their_pods_apart(operator: Operator) -> None:
     comes(operator, "network-policy")
     until("nobody else reaches the team", lambda: not reaches(operator, STRANGER))
     until("the team reaches nobody else", lambda: not reaches(operator, MATE, STRANGER))
-    assert reaches(operator, MATE)
-    assert resolves(operator)
+    until("the team reaches the team", lambda: reaches(operator, MATE))
+    until("the team has DNS", lambda: resolves(operator))
     operator.kubectl("-n", TEAM, "delete", "networkpolicy", "dns")
     until("without its policy there is no DNS", lambda: not resolves(operator))
     operator.kubectl("apply", "-k", f"{TENANTS}/{TEAM}")
@@ -83,7 +83,7 @@ def test_enforcement_ends_with_the_add_on(operator: Operator) -> None:
     until("all pods reach the server", lambda: reaches(operator, STRANGER))
     goes(operator, "network-policy")
     # Its rules stay in the kernel until the next boot; without policies they concern no pod.
-    assert reaches(operator, MATE)
+    until("the team still reaches the team", lambda: reaches(operator, MATE))
     operator.kubectl("delete", "pod", STRANGER[0], "--grace-period=1")
     operator.kubectl("delete", "-k", f"{TENANTS}/{TEAM}", "--ignore-not-found", limit_s=LONG)
     assert installed(operator) == set()

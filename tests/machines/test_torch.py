@@ -46,11 +46,11 @@ TORCH = {
     ],
 }  # fmt: skip
 LONG_S = 1800.0
-"""Seconds for the first steps: two nodes pull the image, and import PyTorch twice each, torchrun and its process."""
+"""Seconds until two nodes have unpacked the image, 560 MB, and until the first steps: a pod imports PyTorch twice."""
 
 
 def test_torchrun_starts_on_two_nodes(operator: Operator) -> None:
-    training.start(operator, TORCH)
+    training.start(operator, TORCH, LONG_S)
     for name, _ in ranks(operator).values():
         command = operator.kubectl("exec", name, "--", "cat", "/proc/1/cmdline").replace("\0", " ")
         assert "torchrun --nnodes=2 --nproc-per-node=1" in command
@@ -69,7 +69,7 @@ def test_a_rank_that_is_deleted_ends_the_other_and_both_go_on(operator: Operator
     operator.kubectl("delete", "pod", before["1"][0], "--wait=true")
     until(
         "both ranks run again",
-        lambda: training.both_run(operator) and ranks(operator)["0"] != before["0"],
+        lambda: training.both_run(operator) and ranks(operator).get("0") not in {None, before["0"]},
         limit_s=LONG_S,
     )
     until("they go on", lambda: len(losses(operator)) > 1, limit_s=LONG_S)

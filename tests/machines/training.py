@@ -113,8 +113,11 @@ def take_away(operator: Operator) -> None:
     until("no pod is left", lambda: operator.kubectl("get", "pods", "-o", "name").strip() == "")
 
 
-def start(operator: Operator, kustomization: Mapping[str, object] = OVERLAY) -> None:
-    """Start the example on storage that the control plane serves, and wait until both ranks run."""
+def start(operator: Operator, kustomization: Mapping[str, object] = OVERLAY, limit_s: float = WAIT_S) -> None:
+    """Start the example on storage that the control plane serves, and wait until both ranks run.
+
+    ``limit_s`` is for each of its two waits, in which nodes pull the images.
+    """
     operator.group("storage", "control-1")
     variables = operator.folder / "inventory" / "group_vars" / "all.yml"
     shares = [{"name": "training", "path": SHARE, "size": "1Gi"}]
@@ -122,6 +125,6 @@ def start(operator: Operator, kustomization: Mapping[str, object] = OVERLAY) -> 
     operator.gpunodes("storage", "up")
     copy_example(operator, kustomization)
     run(operator, FOR_EVER)
-    until("the images are written", lambda: complete(operator, "load-data"))
+    until("the images are written", lambda: complete(operator, "load-data"), limit_s=limit_s)
     assert "4096 images written" in operator.kubectl("logs", "job/load-data")
-    until("both ranks run, on different nodes", lambda: both_run(operator))
+    until("both ranks run, on different nodes", lambda: both_run(operator), limit_s=limit_s)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpunodes.autoscale import plan, service
+from gpunodes.autoscale.nodes import MORE_GPUS, STOPPING
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
 from gpunodes.autoscale.proof import NAMESPACE
@@ -54,6 +55,7 @@ _OPTIONS = {
     "v": "2",
 }
 """The options of the role `autoscaler`, with shorter times."""
+_STATUS_TAINTS = [f"--status-taint={taint}" for taint in (STOPPING, MORE_GPUS)]
 
 
 class StoreWithLogs(Store):
@@ -198,7 +200,7 @@ def _programs(server: ApiServer, address: str) -> dict[str, list[str]]:
     same = ["--kubeconfig", str(server.kubeconfig), "--leader-elect=false", "--secure-port=0"]
     return {
         "scheduler": [str(scheduler), *same],
-        "autoscaler": [str(autoscaler), *(f"--{name}={value}" for name, value in options.items())],
+        "autoscaler": [str(autoscaler), *_STATUS_TAINTS, *(f"--{name}={value}" for name, value in options.items())],
     }
 
 

@@ -40,14 +40,14 @@ STATE = "system:serviceaccount:gpunodes-monitoring:kube-state-metrics"
 HEADLAMP = "system:serviceaccount:gpunodes-headlamp:headlamp"
 VIEWER = "system:serviceaccount:gpunodes-headlamp:viewer"
 ADDONS = ("dcgm-exporter", "headlamp", "monitoring")
+OWN, HOSTILE = "127.96.0.9", "127.96.0.66"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    # Addresses of Services that a stand-in can have here.
-    more = {"authorization-mode": "RBAC", "service-cluster-ip-range": "127.96.0.0/16"}
+    more = {"authorization-mode": "RBAC"}
     with apiserver.running(tmp_path_factory.mktemp("cluster"), more) as made, pytest.MonkeyPatch.context() as patch:
-        apiserver.controllers(made, "clusterrole-aggregation-controller")
+        apiserver.controllers(made, "clusterrole-aggregation-controller,deployment-controller,replicaset-controller")
         patch.setattr(kubeconfig, "ADMIN", str(made.kubeconfig))
         for name in ADDONS:
             optional.up(list(rendered(name)), name, addons.chosen(name).version, check=False)
@@ -190,13 +190,37 @@ def inventory(
 
 @contextlib.contextmanager
 def standing_in(address: str) -> Iterator[None]:
-    page = ThreadingHTTPServer((address, 80), Headlamp)
+    page = ThreadingHTTPServer((address, 4466), Headlamp)
     threading.Thread(target=page.serve_forever, daemon=True).start()
     try:
         yield
     finally:
         page.shutdown()
         page.server_close()
+
+
+@pytest.fixture
+def pods(server: ApiServer) -> str:
+    """The pods of Headlamp: its own, and one that root of a worker made, which is listed first. Here is no kubelet."""
+    path, deadline = "/api/v1/namespaces/gpunodes-headlamp/pods", time.monotonic() + 60
+    while not (found := [each for each in server.call("GET", path)["items"] if each["metadata"]["name"] != "a"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+    ready(server, f"{path}/{found[0]['metadata']['name']}", OWN)
+    if len(server.call("GET", path)["items"]) < 2:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "w1", "uid": "w1", "controller": True}
+        mirror: dict[str, Any] = {"name": "a", "labels": {"app": "headlamp"}, "ownerReferences": [owner]}
+        mirror["annotations"] = {"kubernetes.io/config.mirror": "x"}
+        server.call("POST", path, {"metadata": mirror, "spec": found[0]["spec"] | {"nodeName": "w1"}})
+    ready(server, f"{path}/a", HOSTILE)
+    return path
+
+
+def ready(server: ApiServer, path: str, address: str) -> None:
+    """Report what a kubelet does."""
+    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+    status |= {"conditions": [{"type": "Ready", "status": "True"}]}
+    server.call("PATCH", f"{path}/status", {"status": status}, "application/merge-patch+json")
 
 
 def get(port: int) -> bytes:
@@ -207,12 +231,12 @@ def get(port: int) -> bytes:
 
 
 @needs_sshd
+@pytest.mark.usefixtures("pods")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_command_opens_the_dashboard_until_it_is_ended(
     server: ApiServer, inventory: Inventory, number: signal.Signals
 ) -> None:
     [local], seen = sshd.free_ports(1), []
-    address = server.call("GET", "/api/v1/namespaces/gpunodes-headlamp/services/headlamp")["spec"]["clusterIP"]
 
     def show(found: dashboard.Dashboard) -> None:
         seen.append(found)
@@ -224,7 +248,7 @@ def test_the_command_opens_the_dashboard_until_it_is_ended(
     interactive = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = signal.getsignal(number)
     try:
-        with standing_in(address):
+        with standing_in(OWN):
             dashboard.run(inventory, local, show)
         assert [each.url for each in seen] == [f"http://127.0.0.1:{local}"]
         assert signal.getsignal(number) == before
@@ -235,23 +259,27 @@ def test_the_command_opens_the_dashboard_until_it_is_ended(
 
 
 @needs_sshd
+@pytest.mark.usefixtures("pods")
 def test_a_dashboard_that_does_not_answer_gives_no_token(inventory: Inventory) -> None:
     [local] = sshd.free_ports(1)
-    with pytest.raises(GpunodesError, match=r"cp-1: .*see `gpunodes addon verify headlamp`"):
+    with standing_in(HOSTILE), pytest.raises(GpunodesError, match=r"cp-1: .*see `gpunodes addon verify headlamp`"):
         dashboard.run(inventory, local, never)
 
 
 @needs_sshd
+def test_the_pod_of_another_gets_no_token(server: ApiServer, inventory: Inventory, pods: str) -> None:
+    [own] = [each["metadata"]["name"] for each in server.call("GET", pods)["items"] if each["metadata"]["name"] != "a"]
+    failing = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    server.call("PATCH", f"{pods}/{own}/status", failing, "application/merge-patch+json")
+    with standing_in(HOSTILE), pytest.raises(GpunodesError, match="Headlamp has no pod that is ready"):
+        dashboard.run(inventory, 4466, never)
+
+
+@needs_sshd
 def test_without_the_add_on_it_says_how_to_install_it(server: ApiServer, inventory: Inventory) -> None:
-    path = "/api/v1/namespaces/gpunodes-headlamp/services/headlamp"
-    kept = server.call("GET", path)
-    server.call("DELETE", path)
-    try:
-        with pytest.raises(WrongInput, match=r"is not installed.* run `gpunodes addon up headlamp`"):
-            dashboard.run(inventory, 4466, never)
-    finally:
-        kept["metadata"] = {key: kept["metadata"][key] for key in ("name", "namespace", "labels", "annotations")}
-        server.call("POST", path.rpartition("/")[0], kept)
+    server.call("DELETE", "/apis/apps/v1/namespaces/gpunodes-headlamp/deployments/headlamp")
+    with pytest.raises(WrongInput, match=r"is not installed.* run `gpunodes addon up headlamp`"):
+        dashboard.run(inventory, 4466, never)
 
 
 def never(_: dashboard.Dashboard) -> None:

@@ -25,6 +25,7 @@ from gpunodes.ansible.module_utils.cluster import registry as published
 from gpunodes.ansible.module_utils.kube_api import Client as Kube
 from gpunodes.ansible.module_utils.kubeconfig import load
 from gpunodes.engine.cluster import connection
+from gpunodes.engine.cluster.errors import Refused
 from gpunodes.engine.cluster.registries import Registries, secret_name
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.registry import client as client_of_registry
@@ -32,7 +33,7 @@ from gpunodes.engine.registry.client import Client
 from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.lab.mirror import gobuild, pins, store
-from gpunodes.operations.registry_server import commands, material, verify
+from gpunodes.operations.registry_server import commands, logins, material, verify
 from gpunodes.planner import registry, registry_image, reports, storage
 
 from tests import registry as real
@@ -135,6 +136,49 @@ def test_status_is_read_without_the_secret(api: RegistryServer, server: ApiServe
     assert (found.address, found.folder) == (REQUEST.address, "nas.example:/export/gpunodes-registry")
     assert [each.namespace for each in found.logins] == ["team"]
     assert found.problem, "nothing runs the pod here"
+
+
+def test_a_new_password_gets_into_recorded_logins_only(api: RegistryServer, server: ApiServer) -> None:
+    """And not into one that a user of the namespace put in its place."""
+    cluster = Registries(api.session)
+    old = commands.credentials(api)
+    for each in ("own", "forged", "immutable"):
+        server.call("POST", "/api/v1/namespaces", {"metadata": {"name": each}})
+        until("the account is made", lambda name=each: cluster.has_namespace(name))
+        cluster.login(each, REQUEST.address, old.user, old.password)
+    logins.record(api, REQUEST.address, ["own", "forged", "immutable"])
+    name = secret_name(REQUEST.address)
+    server.call("DELETE", f"/api/v1/namespaces/forged/secrets/{name}")
+    cluster.login("forged", REQUEST.address, old.user, old.password)
+    before = api.deployment() or {}
+    made = commands.prepare(api, REQUEST, new_password=True)
+    new = commands.credentials(api)
+    assert made.started.changed == ["Secret registry"]
+    assert old.password != made.started.password == new.password
+    assert commands.deploy(api, REQUEST, made) == ["Deployment registry"]
+    assert (api.deployment() or {})["metadata"]["generation"] > before["metadata"]["generation"]
+    # That of `team` was made without a record.
+    wanted = logins.Renewed(["immutable", "own"], ["forged", "team"])
+    assert logins.renew(api, REQUEST.address, new, dry_run=True) == wanted
+    merge = "application/merge-patch+json"
+    server.call("PATCH", f"/api/v1/namespaces/immutable/secrets/{name}", {"immutable": True}, merge)
+    with pytest.raises(GpunodesError, match=r"could not be stored in immutable \("):
+        logins.renew(api, REQUEST.address, new)
+    differs = {each.namespace: cluster.differs(each, new.user, new.password) for each in cluster.logins()}
+    assert differs == {"own": False, "forged": True, "immutable": True, "team": True}
+    # One that another Secret replaced, and one that has gone, between the list and the request.
+    [gone] = [each for each in cluster.logins() if each.namespace == "own"]
+    for change in ("replaced", "deleted"):
+        server.call("DELETE", f"/api/v1/namespaces/own/secrets/{name}")
+        if change == "replaced":
+            cluster.login("own", REQUEST.address, "x", "y")
+        with pytest.raises(Refused):
+            cluster.renew(gone, new.user, new.password)
+    logins.forget(api, REQUEST.address)
+    assert {api.recorded(each) for each in ("forged", "immutable")} == {""}
+    for login in cluster.logins():
+        if login.namespace in {"forged", "immutable"}:
+            cluster.logout(login)
 
 
 def test_a_verifying_pod_is_admitted(api: RegistryServer, server: ApiServer) -> None:
@@ -353,6 +397,14 @@ def test_nobody_else_gets_in(started: real.Running, own: material.Material) -> N
     ):
         with pytest.raises(GpunodesError, match=message):
             given.check()
+
+
+def test_an_old_password_is_refused_after_a_restart(tmp_path: Path, own: material.Material) -> None:
+    new = material.wanted(own, REQUEST.host, new_password=True)
+    with real.running(tmp_path, new.data) as second:
+        Client(REQUEST.address, second.port, own.ca, new.user, new.password).check()
+        with pytest.raises(GpunodesError, match="401 Unauthorized"):
+            Client(REQUEST.address, second.port, own.ca, own.user, own.password).check()
 
 
 def test_its_probe_needs_no_login_and_its_log_has_no_secret(

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from gpunodes.ansible.module_utils import kubeconfig
@@ -18,7 +19,7 @@ from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.session import Session
 from gpunodes.errors import WrongInput
 from gpunodes.operations.storage.objects import Objects
-from gpunodes.planner import storage
+from gpunodes.planner import storage, storage_access
 
 from tests.programs import ending
 
@@ -155,6 +156,55 @@ def test_the_verifying_pod_meets_the_strictest_pod_security_and_its_claim_is_in_
     assert found.users(found.own()[1]) == ["ml/probe"]
     server.call("DELETE", f"{NAMESPACES}/ml/pods/probe?gracePeriodSeconds=0")
     assert found.users(found.own()[1]) == []
+
+
+@pytest.mark.usefixtures("admin")
+def test_a_pod_mounts_no_share_but_by_a_claim(server: ApiServer) -> None:
+    """Baseline, which the documentation recommends, allows volumes that name a server."""
+    applied.apply([*storage_access.policy(storage.LABELS), *storage.objects(SHARES, "10.0.0.9")], check=False)
+    assert applied.apply(storage_access.policy(storage.LABELS), check=False) == ([], [])
+    for name, labels in (("team", {}), ("old", {storage_access.ALLOWED: "allowed"})):
+        baseline = {"pod-security.kubernetes.io/enforce": "baseline"}
+        server.call("POST", NAMESPACES, namespace(name, **baseline, **labels))
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        server.call("POST", f"{NAMESPACES}/{name}/serviceaccounts", account)
+    named: dict[str, Any] = {"nfs": {"server": "evil.example", "path": "/srv/scratch"}}
+    driver: dict[str, Any] = {
+        "csi": {"driver": "nfs.csi.k8s.io", "volumeAttributes": {"server": "10.0.0.9", "share": "/srv/scratch"}}
+    }
+    deadline = time.monotonic() + 60
+    # A new policy takes effect after a moment.
+    while not (refusal := refused(server, "team", named)):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    assert "ValidatingAdmissionPolicy 'gpunodes-storage'" in refusal
+    assert "a volume of the kind nfs is not allowed here" in refusal
+    assert "a volume of nfs.csi.k8s.io in a pod is not allowed here" in refused(
+        server, "team", {"emptyDir": {}}, driver
+    )
+    assert refused(server, "team", {"emptyDir": {}}, {"persistentVolumeClaim": {"claimName": "scratch"}}) == ""
+    other = {"csi": {"driver": "secrets-store.csi.k8s.io"}}
+    assert refused(server, "team", other) == ""
+    assert refused(server, "old", named, driver) == ""
+    pod = claims.pod_on("w1", "probe", ("ml", "scratch"), "busybox", "true")
+    server.call("POST", f"{NAMESPACES}/ml/pods?dryRun=All", pod)
+    deleted, _ = applied.delete(storage_access.names(), "", check=False, keep=False, limit_s=60)
+    assert len(deleted) == 2
+    assert applied.delete(storage_access.names(), "", check=False, keep=False) == ([], [])
+
+
+def refused(server: ApiServer, space: str, *volumes: dict[str, Any]) -> str:
+    """Why the API server refuses a pod with these volumes, "" if it takes it."""
+    spec = {
+        "containers": [{"name": "main", "image": "busybox"}],
+        "volumes": [{"name": f"v{number}", **volume} for number, volume in enumerate(volumes)],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
+    try:
+        server.call("POST", f"{NAMESPACES}/{space}/pods?dryRun=All", pod)
+    except HTTPError as error:
+        return error.read().decode()
+    return ""
 
 
 @pytest.mark.usefixtures("admin")

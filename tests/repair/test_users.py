@@ -21,7 +21,8 @@ from gpunodes.engine.cluster.access import OWN, Access, Binding
 from gpunodes.engine.cluster.session import Session
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.kubeconfig import reduced
-from gpunodes.operations import kubeconfig, users
+from gpunodes.operations import kubeconfig, remains, users
+from gpunodes.operations.remains import Remains
 from gpunodes.operations.users import Made, Request
 
 from . import apiserver
@@ -33,7 +34,8 @@ OK, CREATED, FORBIDDEN = 200, 201, 403
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    flags = {"authorization-mode": "Node,RBAC"}
+    # As the role control_plane has it.
+    flags = {"authorization-mode": "Node,RBAC", "service-account-max-token-expiration": "24h0m0s"}
     with apiserver.running(tmp_path_factory.mktemp("cluster"), flags) as made:
         apiserver.controllers(made, "csrsigning,csrapproving,clusterrole-aggregation")
         for name in ("team", "other"):
@@ -132,12 +134,46 @@ def test_another_role_a_renewal_and_a_removal(server: ApiServer, access: Access,
     found = [(each.namespace, each.role, each.end) for each in users.of_people(access.bindings()) if "bob" in each.name]
     assert found == [("", "view", renewed.end), ("team", "view", renewed.end)]
     assert call(renewed, tmp_path, "/api/v1/namespaces/other/pods") == OK
-    assert len(users.removed(access, "bob@example.org")) == 2
+    gone = users.removed(access, "bob@example.org")
+    assert len(gone) == 2
+    assert remains.of(access, gone) == [], "view leaves nothing"
     assert call(renewed, tmp_path, "/api/v1/namespaces/team/pods") == FORBIDDEN
     with pytest.raises(WrongInput, match="is no user of this cluster"):
         users.removed(access, "bob@example.org")
     with pytest.raises(WrongInput, match="is no user of this cluster"):
         make(server, access, Request("bob@example.org"))
+
+
+def test_what_an_editor_leaves_is_counted(server: ApiServer, access: Access, tmp_path: Path) -> None:
+    """What the role `edit` really allows: a CronJob, a pod of its own, a token without an end, one of thirty days."""
+    dora = make(server, access, Request("dora", "edit", "other"))
+    of = "/api/v1/namespaces/other"
+    container = {"name": "x", "image": "x"}
+    template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    job = {"schedule": "* * * * *", "jobTemplate": {"spec": {"template": template}}}
+    note = {"kubernetes.io/service-account.name": "robot"}
+    token = {"metadata": {"name": "t", "annotations": note}, "type": "kubernetes.io/service-account-token"}
+    account = {"metadata": {"name": "robot"}}
+    for path, body in (
+        (f"{of}/serviceaccounts", account),
+        (f"{of}/serviceaccounts/robot/token", {"spec": {"expirationSeconds": 30 * 86400}}),
+        (f"{of}/secrets", token),
+        (f"{of}/secrets", {"metadata": {"name": "plain"}}),
+        (f"{of}/pods", {"metadata": {"name": "p"}, "spec": {"containers": [container], "serviceAccountName": "robot"}}),
+        ("/apis/batch/v1/namespaces/other/cronjobs", {"metadata": {"name": "c"}, "spec": job}),
+    ):
+        assert call(dora, tmp_path, path, "POST", json.dumps(body).encode()) == CREATED, path
+    tokens = f"{of}/serviceaccounts/robot/token"
+    requested = server.call("POST", tokens, {"spec": {"expirationSeconds": 30 * 86400}})
+    assert requested["spec"]["expirationSeconds"] == 86400
+    # As the kubelet requests one for a pod: it is not shortened.
+    bound = {"expirationSeconds": 3607, "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": "p"}}
+    assert server.call("POST", tokens, {"spec": bound})["spec"]["expirationSeconds"] == 3607
+    gone = users.removed(access, "dora")
+    assert remains.of(access, gone) == [Remains("other", 2, 1, 0)]
+    everywhere = remains.of(access, [Binding("", "x", "edit", True)])
+    assert [(each.namespace, each.workloads, each.tokens) for each in everywhere] == [("", 2, 1)]
+    assert server.call("GET", f"{of}/serviceaccounts/robot")
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def keeps_machines_on(name: str) -> bool:
 
 def test_the_page_about_scaling_names_the_add_ons_that_keep_a_machine_on() -> None:
     page = " ".join((ROLE.parents[1] / "docs/scaling.md").read_text().split())
-    listed = page.partition("of the add-ons these are ")[2].partition(".")[0]
+    listed = page.partition("of the add-ons this is ")[2].partition(".")[0]
     assert set(listed.replace(" and ", ", ").split(", ")) == {name for name in TEMPLATES if keeps_machines_on(name)}
 
 

@@ -155,6 +155,8 @@ def test_the_autoscaler_gets_the_times_of_the_settings() -> None:
         "--leader-elect-retry-period=5s",
         "--address=127.0.0.1:8085",
         "--startup-taint=gpunodes.dev/starting",
+        "--status-taint=gpunodes.dev/stopping",
+        "--status-taint=gpunodes.dev/more-gpus",
         "--expander=priority",
         "--enforce-node-group-min-size=true",
         "--scan-interval=5s",

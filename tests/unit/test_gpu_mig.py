@@ -439,7 +439,7 @@ def test_containers_that_see_all_gpus_also_list_their_instances(monkeypatch: pyt
     done = CommandResult(["x"], 0, listing, "")
     monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/ctr")
     monkeypatch.setattr(gpu_verify, "pull", lambda *_: done)
-    monkeypatch.setattr(gpu_verify, "run_or_abandon", lambda *_: done)
+    monkeypatch.setattr(gpu_verify, "run_alone", lambda *_: done)
     report = gpu_verify.SmiReport("580", "13.0", [{"uuid": "GPU-0"}])
     assert gpu_verify._container("image", "containerd", report).state == "ok"
 

@@ -53,6 +53,14 @@ def test_a_new_control_plane_does_not_profile_and_keeps_an_audit_log() -> None:
     assert {str(Path(api[name]).parent) for name in ("audit-policy-file", "encryption-provider-config")} <= set(mounted)
 
 
+def test_a_token_that_a_user_requests_lasts_a_day_unless_the_settings_say_otherwise() -> None:
+    """Who lost a role may have requested one for a service account before: Kubernetes would give it any time."""
+    name = "service-account-max-token-expiration"
+    assert arguments(cluster()["apiServer"])[name] == "24h0m0s"
+    longer = cluster(control_plane_arguments={"apiServer": {name: "720h0m0s"}})
+    assert arguments(longer["apiServer"])[name] == "720h0m0s"
+
+
 def test_every_component_gets_the_arguments_of_the_settings() -> None:
     given = {
         "apiServer": {"profiling": "true"},
@@ -88,7 +96,10 @@ def test_secrets_are_encrypted_in_etcd_unless_the_setting_denies_it() -> None:
     assert entry["providers"][0]["secretbox"]["keys"][0]["secret"] == init.RANDOM_KEY
     off = {"control_plane_audit_rules": [], "control_plane_encrypt_secrets": False}
     assert rendered("control_plane", "_control_plane_files", **off) == {}
-    assert arguments(cluster(**off)["apiServer"]) == {"profiling": "false"}
+    assert arguments(cluster(**off)["apiServer"]) == {
+        "profiling": "false",
+        "service-account-max-token-expiration": "24h0m0s",
+    }
     assert cluster(**off)["apiServer"]["extraVolumes"] == []
 
 

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 import zipfile
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ from typing import Any
 import pytest
 from backports import zstd
 from gpunodes.errors import WrongInput
-from gpunodes.health import tables
+from gpunodes.health import judge, tables
+from gpunodes.health.find import Places
 from gpunodes.health.model import NOT_RECOGNISED, Action, SiteRules, State, Verdict
 from gpunodes.operations import health
 
@@ -427,3 +429,34 @@ def test_real_logs() -> None:
             assert not (modest and verdict.action in {Action.REBOOT, Action.REPAIR}), name
     assert rows
     assert len(wrong) <= 0.03 * len(rows), wrong
+
+
+FRAME = b"+0x1/0x1 [nvidia] "
+LONG = {
+    "one line of reports": (256, b"[1.0] x ", b"task\tx blocked for more " + FRAME),
+    "lines of reports": (512, b"", b"task\tx blocked for more\n" + FRAME),
+    "frames that need a page": (1024, b"", b"[1.0] task x blocked for more \n" + b"page_fault" * 6000 + FRAME + b"\n"),
+    "blanks before a value": (256, b"==NVSMI LOG==\n", b" " * 4000 + b"x" * 90 + b"\n"),
+    "blanks in a table": (512, b"| NVIDIA-SMI 610\n", b"| 1" + b" " * 4000 + b"x\n"),
+    "empty documents": (2048, b"", b"<nvidia_smi_log></nvidia_smi_log>"),
+    "brackets above a row": (256, b"", b"a," + b"[" * 2000 + b"\n" + b",[Unknown Error]\n" * 120),
+}
+"""KiB of a log, its beginning, and what is repeated."""
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_log_that_is_made_to_cost_time_does_not(name: str) -> None:
+    """A live machine may send 3 MiB: each of these took minutes or more then."""
+    size, begin, unit = LONG[name]
+    log = begin + unit * ((size << 10) // len(unit))
+    began = time.process_time()
+    judge.judge_files("gpu-1", [[log]], SiteRules())
+    assert time.process_time() - began < 4
+
+
+def test_a_marker_is_read_in_each_line_of_a_log_but_not_everywhere_in_a_text_of_markers() -> None:
+    log, markers = Places(), Places()
+    log.add(100_000 * 40)
+    assert all(log.take(b" blocked ") for _ in range(100_000))
+    markers.add(100_000 * 9)
+    assert sum(markers.take(b" blocked ") for _ in range(100_000)) < 40_000

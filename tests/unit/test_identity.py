@@ -281,6 +281,29 @@ def test_joining_machine_replaces_only_its_own_node(
         assert expected in found.contradiction
 
 
+@pytest.mark.parametrize(
+    ("subject", "nodes", "others", "owner"),
+    [
+        (GPU, [NODE], [OTHER_MACHINE], ""),
+        (GPU, [], [OTHER_MACHINE], ""),
+        (machine(hostname="free"), [NODE], [OTHER_MACHINE], ""),
+        # Another machine of the inventory has the name, or reports it.
+        (machine(hostname="gpu-2"), [NODE], [OTHER_MACHINE], "the machine gpu-2"),
+        (machine(hostname="gpu-2.example.com"), [NODE], [OTHER_MACHINE], "the machine gpu-2"),
+        (machine(hostname="rack-7"), [], [replace(OTHER_MACHINE, hostname="rack-7")], "the machine gpu-2"),
+        # A node has it: that of another machine, whatever this one reports, or one that this one left.
+        (machine(hostname="gpu-9"), [NODE, NodeIdentity("gpu-9")], [], "the node gpu-9"),
+        (replace(named("rack-1", boot_id="b"), addresses=("10.0.0.1",)), [NODE], [], ""),
+        (named("rack-1", boot_id="b"), [replace(NODE, addresses=())], [], ""),
+        (named("rack-1", boot_id="b"), [replace(NODE, addresses=())], [named("rack-2", hostname="")], "the node gpu-1"),
+    ],
+)
+def test_a_host_name_may_be_that_of_another(
+    subject: MachineIdentity, nodes: list[NodeIdentity], others: list[MachineIdentity], owner: str
+) -> None:
+    assert Matcher(nodes, [subject, *others]).owner_of_hostname(subject) == owner
+
+
 def test_invalid_reported_values_are_unknown() -> None:
     """Values of a wrong type, with several lines or of excessive length are unknown, not errors."""
     invalid = {"hostname": ["a"], "boot_id": 0.42, "machine_id": "a\nb", "product_uuid": "x" * 999, "macs": {"a": 1}}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import sent
+from gpunodes.ansible.module_utils import gpu_verify, sent
 from gpunodes.ansible.module_utils.probe import document, threads
 from gpunodes.ansible.module_utils.probe import smi as smi_run
 from gpunodes.ansible.module_utils.probe.deduplicator import Deduplicator
@@ -137,8 +137,8 @@ def test_imports_exist_in_python_3_6() -> None:
         )
     }
     assert imported <= {
-        *("collections", "contextlib", "errno", "fcntl", "glob", "importlib", "json", "os", "re", "select"),
-        *("signal", "subprocess", "sys", "time", "typing", "zlib"),
+        *("collections", "contextlib", "ctypes", "errno", "fcntl", "glob", "importlib", "json", "os", "re", "select"),
+        *("signal", "stat", "struct", "subprocess", "sys", "time", "typing", "zlib"),
     }
 
 
@@ -157,6 +157,18 @@ def run_sent(arguments: dict[str, Any], name: str = "probe", python: str = sys.e
     size, packed = (answers.unframed(done.stdout) or b"").split(b"\n", 1)
     assert len(packed) == int(size)
     return json.loads(zlib.decompress(packed))
+
+
+def test_the_verification_of_gpus_judges_a_hang_as_the_probe_does(root: Root) -> None:
+    """A program may have any name, also bytes that are no UTF-8, and wait for anything: only its stack counts."""
+    driver = "[<0>] rm_ioctl+0x10/0x20 [nvidia]\n"
+    root.thread(2, "ksoftirqd/0", "S", kthread=True, ran_s=100)
+    root.thread(7, "nvidia-smi", "D", stack="[<0>] kernel_clone+0x10/0x20\n", ran_s=10)
+    root.thread(8, "nvidia-smi", "D", stack=driver, ran_s=90)
+    root.write("proc/9/task/9/stat", b"9 (a\xff) D 1 1 1 0 0\n")
+    assert gpu_verify._stuck(str(root.folder)) == ""
+    root.thread(10, "nvidia-smi", "D", stack=driver, ran_s=50)
+    assert gpu_verify._stuck(str(root.folder)) == "10"
 
 
 def test_local_machine_is_probed_and_no_process_is_left() -> None:

@@ -234,6 +234,26 @@ def test_a_hanging_name_server_delays_only_the_names_it_resolves(monkeypatch: py
     assert {answer.reach for answer in answers} == {Reach.NO_ROUTE, Reach.REFUSED}
 
 
+def test_the_time_that_one_result_takes_does_not_count_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict may take seconds. With a stand-in for a name lookup that takes less than its limit."""
+    real = socket.getaddrinfo
+
+    def slow(host: str, *words: Any, **more: Any) -> Any:
+        if host == "localhost" and not more.get("flags"):
+            time.sleep(0.5)
+        return real(host, *words, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    first, second = (sshd.free_ports(1)[0] for _ in range(2))
+    answers = probing.probe(
+        [Target("first", "127.0.0.1", first), Target("second", "localhost", second)],
+        ProbeSettings(connect_s=1.5),
+        deadline_s=2,
+        on_result=lambda answer: time.sleep(3) if answer.name == "first" else None,
+    )
+    assert [answer.reach for answer in answers] == [Reach.REFUSED, Reach.REFUSED]
+
+
 @contextlib.contextmanager
 def silent_listener(backlog: int = 64) -> Iterator[int]:
     """A listening port that sends nothing."""

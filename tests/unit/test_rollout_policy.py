@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 
 import pytest
@@ -108,6 +109,20 @@ def test_a_node_that_others_use_is_left_alone(found: Node | None, why: str) -> N
     assert why in policy.forbidden(found, "mine", NOW)
     assert policy.forbidden(Node("n"), "mine", NOW) == ""
     assert policy.forbidden(Node("n", rollout="mine", cordoned=True, ready=False), "mine", NOW) == ""
+
+
+@pytest.mark.parametrize(
+    ("since", "decision"),
+    [(0.0, Decision.SKIP), (NOW - 500, Decision.SKIP), (NOW - 30, Decision.WAIT), (NOW + 30, Decision.SKIP)],
+)
+def test_a_node_that_just_stopped_being_ready_is_waited_for(since: float, decision: Decision) -> None:
+    """Its kubelet may have lost the control plane that the roll-out restarts; a clock that is ahead bounds nothing."""
+    found = Node("n", ready=False, changed=since)
+    [made] = policy.decide([RolloutCandidate("n", found)], [found], RolloutOptions(), NOW)
+    assert (made.decision, "ready" in made.why) == (decision, True)
+    cordoned = dataclasses.replace(found, cordoned=True)
+    [made] = policy.decide([RolloutCandidate("n", cordoned)], [cordoned], RolloutOptions(), NOW)
+    assert made.decision is Decision.SKIP
 
 
 @pytest.mark.parametrize(

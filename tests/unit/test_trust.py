@@ -149,14 +149,14 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
     """No task loops over, includes, runs or looks up what a machine reported."""
     own = {f"gpunodes.bootstrap.{path.stem}" for path in (ROOT / "bootstrap/gpunodes/ansible/modules").glob("*.py")}
     words = {"name", "when", "register", "vars", "block", "always", "run_once", "become", "throttle", "diff", "no_log"}
-    words |= {"delegate_to", "changed_when", "failed_when", "ignore_unreachable", "check_mode"}
-    used = {
-        (path.parts[-3], word)
+    words |= {"delegate_to", "changed_when", "failed_when", "ignore_unreachable", "check_mode", "timeout"}
+    listed = [
+        (path.parts[-3], task)
         for path in (ROOT / "roles").glob("*/tasks/*.yml")
         for task in tasks(yaml.safe_load(path.read_text()))
-        for word in task
-        if word not in own | words
-    }
+    ]
+    used = {(role, word) for role, task in listed for word in task if word not in own | words}
+    assert all(isinstance(task.get("timeout", 0), int) for _, task in listed)
     calm = {"assert", "set_fact", "debug", "fail"}
     assert {(role, word) for role, word in used if word.removeprefix("ansible.builtin.") not in calm} == {
         # Over names of the inventory: control planes are tried in turn.
@@ -277,7 +277,7 @@ def test_plays_have_roles_of_ours_and_groups_of_the_inventory_only() -> None:
     """No task, file of variables, environment or machine comes into a play by a way of its own."""
     plays = [play for path in (ROOT / "playbooks").glob("*.yml") for play in yaml.safe_load(path.read_text())]
     words = {"name", "ansible.builtin.import_playbook", "hosts", "become", "vars", "roles", "tasks", "strategy"}
-    words |= {"gather_facts", "module_defaults", "serial", "any_errors_fatal"}
+    words |= {"gather_facts", "module_defaults", "serial", "any_errors_fatal", "timeout"}
     assert {word for play in plays for word in play} == words
     groups = {
         "control_plane",

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gpunodes.ansible.module_utils import devices
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import SeenNode
@@ -90,15 +91,32 @@ def is_counted(world: World, name: str) -> bool:
 
 
 def is_apart(world: World, name: str) -> bool:
-    """Whether a node is in no pool for the autoscaler: it needs repair, or someone else switched its machine.
+    """Whether a node is in no pool for the autoscaler: it needs repair, offers too much, or someone else switched it.
 
     The autoscaler waits for as many nodes as a pool's size is larger than the number of its nodes (clusterstate.go,
     GetUpcomingNodes): with one that the size does not count, it would have a second machine switched on for one pod.
     """
     found = world.nodes.get(name)
     return found is not None and (
-        bool(found.node.needs_repair) or world.phase(name) in (Phase.BY_HAND, Phase.LEFT_ALONE)
+        bool(found.node.needs_repair)
+        or world.phase(name) in (Phase.BY_HAND, Phase.LEFT_ALONE)
+        or bool(too_many(world, name))
     )
+
+
+def too_many(world: World, name: str) -> str:
+    """How a node offers more GPUs than its machine is known to have, "" if it does not.
+
+    What it had in service counts, and what the plan has. One of which no GPUs are known may have those of its pool.
+    """
+    found, machine = world.nodes.get(name), world.plan.machines.get(name)
+    if found is None or machine is None or not (found.odd or any(found.gpus.values())):
+        return ""
+    state = world.states.get(name)
+    saved = state.saved.shape.capacity if state and state.saved else {}
+    own = [each for each in (machine.capacity, saved) if any(devices.counts(each).values())]
+    pool = (world.plan.machines[each].capacity for each in world.plan.of_pool[machine.pool])
+    return nodes.too_many(found, own or [each for each in pool if each])
 
 
 def unusable(world: World, name: str) -> str:
@@ -146,7 +164,7 @@ def held(world: World, name: str) -> str:
         return "a roll-out works on it"
     if node.cordoned_by_repair:
         return "a repair works on it"
-    return "it was cordoned by someone else" if node.cordoned_by_others else ""
+    return "it was cordoned by someone else" if node.cordoned_by_others else too_many(world, name)
 
 
 def to_start(world: World, pool: str, count: int) -> list[str]:
@@ -180,15 +198,17 @@ def unused(world: World) -> list[str]:
 def template(world: World, pool: str) -> NodeShape:
     """What a pod would see of a new node of a pool: from its nodes as they were seen last, else as planned.
 
-    Machines of several architectures have no label of it. Of nodes that an earlier release saw, none is known.
+    Machines of several architectures, none of which more than half have, have no label of it. Of nodes that an earlier
+    release saw, none is known.
     """
     planned = world.plan.pools[pool]
     states = (world.states.get(name) for name in world.plan.of_pool[pool])
     seen = [state.saved.shape for state in states if state and state.saved and state.saved.shape.capacity]
     found = planned.template
     if seen:
-        found = node_shape(node_templates.template([each.document() for each in seen], planned.given.document()))
-    known = {key for each in (*seen, planned.template) for key in each.labels}
+        documents = [each.document() for each in seen]
+        found = node_shape(node_templates.template(documents, planned.given.document(), planned.template.document()))
+    known = node_templates.keys_of_most([each.labels for each in seen]) | set(planned.template.labels)
     default = {key: text for key, text in SYSTEM_LABELS.items() if key not in known}
     return NodeShape({**default, **found.labels}, found.taints, found.capacity)
 
@@ -218,8 +238,11 @@ def observed(world: World, name: str) -> MachineState:
             return state
         why, now = "its node was deleted by someone else", world.now
         return dataclasses.replace(state, phase=Phase.OFF, since=now, reason=why, used=now, served=now)
-    reason = ""
-    if state.phase is Phase.STARTING and not found.is_starting and not nodes.not_in_service(found, _resources(state)):
+    reason, more = "", too_many(world, name)
+    if state.phase is Phase.STARTING and more and found.node.ready:
+        # Nothing is gained by another boot: it stays on, apart from its pool, which gets another machine.
+        reason = "its node has registered"
+    elif state.phase is Phase.STARTING and not found.is_starting and not nodes.not_in_service(found, _resources(state)):
         reason = "its node is in service"
     elif state.phase in (Phase.OFF, Phase.FAILED, Phase.BY_HAND, Phase.LEFT_ALONE) and found.node.ready:
         reason = "switched on by someone else"
@@ -228,6 +251,9 @@ def observed(world: World, name: str) -> MachineState:
         state = dataclasses.replace(
             state, phase=Phase.ON, since=now, reason=reason, error="", used=now, served=now, needs_join=False
         )
+    if state.phase is Phase.ON and more:
+        # What it had before stays known.
+        return state if state.error == more else dataclasses.replace(state, error=more)
     if state.phase is Phase.ON and not found.is_starting and not nodes.not_in_service(found, {}):
         saved = found.saved(world.plan.state_bytes)
         # What was wrong with it is over.

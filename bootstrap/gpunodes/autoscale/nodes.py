@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpunodes.ansible.module_utils import devices
@@ -22,6 +22,8 @@ STARTING = "gpunodes.dev/starting"
 """Taint of a node that has registered, but is not in service yet."""
 STOPPING = "gpunodes.dev/stopping"
 """Taint of a node whose machine is about to be switched off: the autoscaler takes its own away when it starts anew."""
+MORE_GPUS = "gpunodes.dev/more-gpus"
+"""Taint of a node that offers more GPUs than its machine is known to have: root there writes what it offers."""
 DISABLED = "cluster-autoscaler.kubernetes.io/scale-down-disabled"
 """Annotation with which the autoscaler leaves a node alone."""
 POWER_OFF = "gpunodes.dev/power-off"
@@ -41,6 +43,7 @@ _ANNOTATIONS_OF_OTHERS = (
     _MARK,
     POWER_OFF,
 )
+_OWN_TAINTS = (STARTING, STOPPING, MORE_GPUS)
 _OF_AUTOSCALER = ("ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler")
 """Taints that the autoscaler itself sets, and takes away again while it runs."""
 _TAINTS_OF_OTHERS = ("node.kubernetes.io/", *_OF_AUTOSCALER)
@@ -66,6 +69,10 @@ class SeenNode:
     """Its allocatable resources that pods ask for."""
     kubelet: str = ""
     """The version of its kubelet, such as v1.36.3, "" if it reports none."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """How many GPUs it offers, by resource; all that it reports."""
+    odd: str = ""
+    """A resource for GPUs whose quantity no device plugin writes, "" without any."""
 
     @property
     def is_starting(self) -> bool:
@@ -79,9 +86,7 @@ class SeenNode:
             if key in SYSTEM_LABELS or not key.startswith(_LABELS_OF_OTHERS)
         }
         notes = {key: text for key, text in self.annotations.items() if not key.startswith(_ANNOTATIONS_OF_OTHERS)}
-        taints = [
-            dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, STARTING, STOPPING))
-        ]
+        taints = [dict(each) for each in self.taints if not each["key"].startswith((*_TAINTS_OF_OTHERS, *_OWN_TAINTS))]
         whole = SavedNode(NodeShape(labels, _bounded(taints), dict(self.resources)), notes)
         return whole.fitted(most - MOST_REST)
 
@@ -95,7 +100,8 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
             for each in spec.get("taints") or ()
         ]
         offered = status.get("allocatable") or {}
-        listed = [name for name in devices.counts(offered) if len(name) <= _LONGEST_NAME]
+        gpus = devices.counts(offered)
+        listed = [name for name in gpus if len(name) <= _LONGEST_NAME]
         wanted = {*_RESOURCES, *listed[:_MOST_DEVICES]}
         return SeenNode(
             nodes.parse(item, pool_label),
@@ -105,6 +111,8 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
             taints,
             {name: text for name in sorted(wanted) if 0 < len(text := str(offered.get(name, ""))) <= _LONGEST_QUANTITY},
             versions.known((status.get("nodeInfo") or {}).get("kubeletVersion")),
+            gpus,
+            devices.odd(offered),
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
@@ -175,18 +183,42 @@ def kept_on(found: SeenNode, why: str) -> Patch | None:
     return None
 
 
+def kept_free(found: SeenNode, why: str) -> Patch | None:
+    """The patch that keeps new pods off a node for ``why``, or no longer for ""; None for no change."""
+    left = [dict(each) for each in found.taints if each["key"] != MORE_GPUS]
+    if bool(why) == (len(left) < len(found.taints)):
+        return None
+    return {"spec": {"taints": [*left, *([{"key": MORE_GPUS, "effect": "NoSchedule"}] if why else [])]}}
+
+
 def given_back(found: SeenNode) -> Patch | None:
     """The patch that takes away what nobody lifts without an autoscaler and this server; None if nothing is there.
 
     Their taints, the order to shut down, and the mark of ``kept_on``; an annotation that a user set stays.
     """
-    left = [dict(each) for each in found.taints if each["key"] not in (STARTING, STOPPING, *_OF_AUTOSCALER)]
+    left = [dict(each) for each in found.taints if each["key"] not in (*_OWN_TAINTS, *_OF_AUTOSCALER)]
     own = (DISABLED, _MARK, POWER_OFF) if _MARK in found.annotations else (POWER_OFF,)
     notes = dict.fromkeys(key for key in own if key in found.annotations)
     patch: Patch = {"metadata": {"annotations": notes}} if notes else {}
     if len(left) < len(found.taints):
         patch["spec"] = {"taints": left}
     return patch or None
+
+
+def too_many(found: SeenNode, known: Sequence[Mapping[str, str]]) -> str:
+    """How a node offers more GPUs than any of the ``known`` resources have, "" if it does not, or none are known."""
+    counts = [devices.counts(each) for each in known]
+    if found.odd:
+        # Only for root there: a name of the node's own choice is not repeated.
+        return "it offers a number of GPUs that no device plugin writes"
+    for name, count in found.gpus.items():
+        most = max((each.get(name, 0) for each in counts), default=count)
+        if count > most:
+            return (
+                f"it offers {count} {name[:_LONGEST_NAME]}, and {most} are known: it gets no pods; if its machine has "
+                "so many, run `gpunodes autoscale up`"
+            )
+    return ""
 
 
 def not_in_service(found: SeenNode, expected: Mapping[str, str]) -> str:

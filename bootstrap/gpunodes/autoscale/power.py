@@ -19,6 +19,7 @@ from gpunodes.engine.power import Order, PowerProblem, PowerState, kinds
 from gpunodes.engine.remote.openssh import Rules
 from gpunodes.engine.remote.targets import Target
 from gpunodes.errors import GpunodesError
+from gpunodes.identity import mac_owners
 
 SHUTDOWN_S = 300.0
 """Time limit in seconds for the shutdown of an operating system; then its power is switched off."""
@@ -130,8 +131,18 @@ class BmcMachines:
         """The BMC of a machine, if it is that machine's."""
         machine = self.plan.machines[name]
         given, hops = self._settings(name, machine.bmc), self._hops(machine)
-        control = MachineControl(name, machine.address, given, 0.0, machine.identity, jump=hops, port=KUBELET)
+        others = self._macs_of_others(name) if is_woken(machine) else {}
+        control = MachineControl(
+            name, machine.address, given, 0.0, machine.identity, jump=hops, port=KUBELET, macs_of_others=others
+        )
         return control.own_power()
+
+    def _macs_of_others(self, name: str) -> dict[str, str]:
+        known = {
+            each.name: (*each.identity.macs, each.bmc.get("gpunodes_bmc_mac", ""))
+            for each in self.plan.machines.values()
+        }
+        return mac_owners.of_others(name, known)
 
     def _hops(self, machine: PlannedMachine) -> tuple[Target, ...]:
         """The jump hosts before a BMC; their keys must be those of the plan."""

@@ -39,6 +39,10 @@ def proven(store: Store, found: SeenNode, image: str) -> str:
     if item is None:
         store.create_pod(_PODS, pod(found, image))
         return "a pod that uses its GPUs has not started yet"
+    if (item.get("spec") or {}).get("nodeName") != found.node.name:
+        # Another node made it, as a mirror pod: it proves nothing of this one.
+        store.delete_pod(path)
+        return "a pod of its name is on another node"
     phase = (item.get("status") or {}).get("phase")
     if phase not in ("Succeeded", "Failed"):
         return printable(pod_problem(item)) or "a pod that uses its GPUs has not ended"

@@ -245,15 +245,19 @@ class PowerServer(Carrier):
         """Give a node back what it had, prove its GPUs when it offers them, and mark it while others hold it."""
         with self._mutex:
             state, world = self._states.get(name), self._world()
-            why = decisions.held(world, name)
+            why, more = decisions.held(world, name), decisions.too_many(world, name)
         if state is None or state.phase in (Phase.STOPPING, Phase.GIVING_UP):
             return
         saved = state.saved
         try:
+            if nodes.kept_free(found, more):
+                self._store.change(name, lambda node: nodes.kept_free(node, more))
+                if more:
+                    self._store.event(name, "MoreGpus", more, warning=True)
             if found.is_starting and saved and nodes.restored(found, saved):
                 self._store.change(name, lambda node: nodes.restored(node, saved))
             expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
-            serves = found.is_starting and not nodes.not_in_service(found, expected)
+            serves = found.is_starting and not more and not nodes.not_in_service(found, expected)
             if serves and self._proofs.is_due(name, once=False) and not self._failed_lately(found):
                 self._proofs.give(name, again=True)
             if state.phase is Phase.ON and any(each["key"] == nodes.STOPPING for each in found.taints):

@@ -85,9 +85,8 @@ class Store(Cluster):
         return versions.known(self._call("GET", "/version").body.get("gitVersion"))
 
     def seen_nodes(self) -> dict[str, SeenNode]:
-        """All nodes that can be read, by name, with one request."""
-        response = self._call("GET", "/api/v1/nodes", keep=nodes.KEEP)
-        found = (nodes.seen(item, POOL_LABEL) for item in response.body["items"])
+        """All nodes that can be read, by name."""
+        found = (nodes.seen(item, POOL_LABEL) for item in self._list("/api/v1/nodes", nodes.KEEP))
         return {each.node.name: each for each in found if each is not None}
 
     def seen_node(self, name: str) -> SeenNode | None:

@@ -90,14 +90,16 @@ def command(
 
 
 def _users(inventory: Inventory, removed: str, *, as_json: bool) -> int:
-    gone = users.remove(inventory, removed) if removed else []
+    gone, left = users.remove(inventory, removed) if removed else ([], [])
     if as_json:
-        terminal.echo(view_of.dump([] if removed else users.users(inventory), gone))
+        terminal.echo(view_of.dump([] if removed else users.users(inventory), gone, left))
     elif removed:
         terminal.line(
             f"no binding names {removed} any more; the certificate is valid until {view_of.date(gone[0].end)}: "
             "its groups keep their rights, and it gives rights again if the name is bound again"
         )
+        if left:
+            terminal.report(view_of.remains(removed, left))
     else:
         terminal.report(view_of.table(users.users(inventory), terminal.columns()))
     return ExitCode.DONE

@@ -9,8 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gpunodes.model import Event, Outcome, TaskEnded, TaskStarted
+from gpunodes.ansible.module_utils.causes import bounded
+from gpunodes.model import Event, Outcome, TaskEnded, TaskStarted, printable
 from gpunodes.settings import known_hosts
+
+_READ = 16 << 10
+"""Characters of a machine's text in which a cause is looked for, half of them from its end: it may send 64 MiB."""
 
 _OUTCOMES = {
     "runner_on_ok": Outcome.UNCHANGED,
@@ -19,7 +23,8 @@ _OUTCOMES = {
     "runner_on_skipped": Outcome.SKIPPED,
 }
 
-# Patterns of ssh's messages, with messages for the user. The first match wins; OpenSSH 8.4 to 10.
+# Patterns of ssh's messages, with messages for the user. The first match wins; OpenSSH 8.4 to 10. Each repetition is
+# limited: what a machine sends may begin like a message thousands of times.
 _SSH = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key verification failed",
@@ -28,12 +33,15 @@ _SSH = (
             "if the new key is right, remove the old key with `ssh-keygen -f {known_hosts} -R ADDRESS`"
         ),
     ),
-    (r"Permission denied \(([^)]*)\)", "SSH refuses the user or the key (it offers {0}); check --user and --key"),
+    (
+        r"Permission denied \(([^)\n]{0,200})\)",
+        "SSH refuses the user or the key (it offers {0}); check --user and --key",
+    ),
     (r"[Cc]onnection timed out|Operation timed out", "SSH does not respond (timed out)"),
     (r"Connection refused", "the SSH connection is refused: no process listens on that port"),
     (r"No route to host", "no route to host"),
     (r"Could not resolve hostname", "the host name does not resolve"),
-    (r"Load key .*: (.*)", "the SSH key cannot be used: {0}"),
+    (r"Load key .{0,500}: (.{0,500})", "the SSH key cannot be used: {0}"),
     (r"Connection (?:closed|reset)|Broken pipe", "SSH closed the connection"),
 )
 
@@ -45,8 +53,8 @@ _SUDO = (
 )
 
 _PYTHON = (
-    r"python\S*: (?:command )?not found|python\S*: No such file|interpreter .* was not found"
-    r"|No such file or directory: .*python"
+    r"python\S{0,100}: (?:command )?not found|python\S{0,100}: No such file|interpreter .{0,300} was not found"
+    r"|No such file or directory: .{0,300}python"
 )
 
 
@@ -81,14 +89,19 @@ def parse(raw: Mapping[str, Any]) -> Event | None:
 def cause(event: TaskEnded) -> str:
     """Why a task failed, in one line: the first cause that its module reports, with ssh's messages explained."""
     result = event.result
-    text = str(result.get("msg") or "")
-    detail = "\n".join(str(result.get(key) or "") for key in ("msg", "module_stderr", "stderr", "module_stdout"))
+    keys = ("msg", "module_stderr", "stderr", "module_stdout")
+    texts = [bounded(str(result.get(key) or ""), _READ) for key in keys]
+    text, detail = texts[0], "\n".join(texts)
     if event.outcome is Outcome.UNREACHABLE:
         return _first(_SSH, detail) or _line(text) or "the machine is unreachable"
     if found := _first(_SUDO, detail):
         return found
     if re.search(_PYTHON, detail):
         return "Python is not installed at the path that Ansible uses (/usr/bin/python3)"
+    timeout = result.get("timedout")
+    if isinstance(timeout, Mapping):
+        seconds = printable(str(timeout.get("period")))[:20]
+        return f"the task did not end within {seconds} s: the machine is connected, but sudo, Python or a program hangs"
     if result.get("censored"):
         return "the task failed; its output holds a secret and is not shown"
     return _line(text) or _line(detail) or "the task failed without a message"
@@ -96,6 +109,7 @@ def cause(event: TaskEnded) -> str:
 
 def ssh_reason(text: str) -> str:
     """The explanation of ssh's messages, in one line; their first line when no pattern matches."""
+    text = bounded(text, _READ)
     return _first(_SSH, text) or _first(_SUDO, text) or _line(text)
 
 

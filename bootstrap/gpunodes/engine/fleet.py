@@ -14,9 +14,10 @@ from gpunodes.engine import control_planes, identities
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.group_lock import GroupLock
 from gpunodes.engine.machine_control import Boot, MachineControl, StepResult
-from gpunodes.engine.power import Confirm
+from gpunodes.engine.power import Confirm, kinds
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import State
+from gpunodes.identity import mac_owners
 from gpunodes.identity.matcher import Match, Matcher
 from gpunodes.identity.model import MachineIdentity, reported
 from gpunodes.inventory import Inventory
@@ -99,6 +100,7 @@ class InventoryFleet:
         self._targets: dict[str, ScanTarget] = {}
         self._settings: dict[str, Any] | None = None
         self._labels: dict[str, Mapping[str, str]] = {}
+        self._macs: dict[str, tuple[str, ...]] | None = None
 
     @property
     def cluster_name(self) -> str:
@@ -176,7 +178,27 @@ class InventoryFleet:
         variables = self.inventory.connection(machine.name) | self.inventory.rendered(machine.name, "gpunodes_bmc_")
         pause = repair_settings(self.settings())["gpunodes_repair_cold_pause"]
         known = identities.recall(self.cluster_name, machine.name, machine.address)
-        return MachineControl(machine.name, machine.address, variables, pause, known, named=named, report=report)
+        others = self.macs_of_others(machine.name) if variables.get("gpunodes_bmc_type") == kinds.WOL else {}
+        return MachineControl(
+            machine.name,
+            machine.address,
+            variables,
+            pause,
+            known,
+            named=named,
+            report=report,
+            macs_of_others=others,
+        )
+
+    def macs_of_others(self, name: str) -> dict[str, str]:
+        """The MAC addresses of all other machines, each with the machine's name: by settings, and as recorded."""
+        if self._macs is None:
+            addresses = {each.name: each.address for each in self.all_machines()}
+            self._macs = {
+                each: (*known.macs, str(self.inventory.variables(each).get("gpunodes_bmc_mac") or ""))
+                for each, known in identities.recall_all(self.cluster_name, addresses).items()
+            }
+        return mac_owners.of_others(name, self._macs)
 
 
 def repair_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,10 +231,13 @@ def match_nodes(
 
 
 def match_switched(
-    fleet: Fleet, switched: Mapping[str, Switched], seen: Mapping[str, MachineScan]
+    fleet: Fleet, switched: Mapping[str, Switched], nodes: Sequence[Node], seen: Mapping[str, MachineScan]
 ) -> dict[str, Switched]:
-    """The machines that the autoscaler keeps off, by name; ``switched`` has them by the names that their nodes had."""
-    return of_machines(switched, _identities(fleet, seen)) if switched else {}
+    """The machines that the autoscaler keeps off, by name; ``switched`` has them by the names that their nodes had.
+
+    ``nodes`` are those that exist.
+    """
+    return of_machines(switched, _identities(fleet, seen), match_nodes(fleet, nodes, seen)) if switched else {}
 
 
 def unmatched(match: Match) -> str:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpunodes import settings
@@ -100,6 +101,7 @@ class MachineControl:
     ``named``: the user named the machine on the command line. Then a BMC whose identity cannot be verified is used,
     and ``report`` is called with a message. ``jump`` are the jump hosts of its BMC, where they are not to be read from
     settings; ``port`` shows whether a machine without a BMC is on, where that is not its SSH port.
+    ``macs_of_others`` are the MAC addresses of other machines, each with its machine: Wake-on-LAN wakes none of them.
     """
 
     def __init__(
@@ -114,8 +116,10 @@ class MachineControl:
         report: Callable[[str], None] = lambda _: None,
         jump: tuple[targets.Target, ...] | None = None,
         port: int | None = None,
+        macs_of_others: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
+        self._macs_of_others = macs_of_others
         self._jump = jump
         self._port = port
         self._known = known or MachineIdentity(name)
@@ -228,7 +232,14 @@ class MachineControl:
     def power(self) -> powers.Power | None:
         """The BMC; None when none is configured. Raises WrongInput for invalid settings."""
         port = self._port or targets.first(self._variables, targets.PORTS) or targets.DEFAULT_PORT
-        access = kinds.access(self.name, self._settings, (self._address, int(port)), self._known.macs, self._jump)
+        access = kinds.access(
+            self.name,
+            self._settings,
+            (self._address, int(port)),
+            self._known.macs,
+            self._jump,
+            self._macs_of_others,
+        )
         return kinds.connect(self.name, access) if access else None
 
     def reset(self, confirm: powers.Confirm) -> None:
@@ -292,6 +303,7 @@ class MachineControl:
             report=self._report,
             jump=self._jump,
             port=self._port,
+            macs_of_others=self._macs_of_others,
         )
 
     def compare(self, bmc: powers.Power) -> BmcMatch | None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,24 @@ if TYPE_CHECKING:
 
 FORKS = 50
 """Number of machines that Ansible works on in parallel."""
+TASK_LIMIT_S = 7200
+"""Seconds after which Ansible ends a task of a machine, which otherwise could stall all others for ever.
+
+It is above the sum of the limits in each module: waits for locks (900 s), a package manager (3600 s), services, and
+kubeadm (1200 s by default). Tasks that may take longer have their own ``timeout`` in the roles.
+"""
+_TASK_LIMIT = "ANSIBLE_TASK_TIMEOUT"
+_LIMITS = (
+    "gpunodes_drain_timeout",
+    "gpunodes_gpu_reboot_timeout",
+    "gpunodes_gpu_timeout",
+    "gpunodes_kubeadm_limit",
+    "gpunodes_ready_timeout",
+)
+"""The settings with which users raise the limits of modules."""
+_LONGEST_S = 30 * 86400
+_WAITS = 6
+"""How often a module may wait as long as one of them: for each static pod, and to undo that."""
 _PID = "pid"
 _COPY = "listed"
 """The folder with the copy of a dynamic inventory, while Ansible runs."""
@@ -117,6 +135,7 @@ def run(
             cmdline="--check --diff" if play.check else None,
             envvars={
                 **environment(play.inventory.path),
+                _TASK_LIMIT: task_limit(play.inventory, play.machines, play.variables or {}),
                 "PATH": os.pathsep.join([str(_wrapper_folder(private / "bin")), search_path()]),
                 "ANSIBLE_NOCOLOR": "1",
                 # ansible-runner drops a result above this size in bytes: a node takes about 500.
@@ -137,7 +156,8 @@ def run_at_terminal(inventory: Inventory, playbook: Path, arguments: Sequence[st
     """Run a playbook with these arguments of ansible-playbook, as its user, at this terminal; returns its exit code."""
     with tempfile.TemporaryDirectory(prefix="gpunodes-") as name:
         folder = Path(name)
-        variables = environment(inventory.path)
+        names = [machine.name for machine in inventory.machines(*Role)]
+        variables = {**environment(inventory.path), _TASK_LIMIT: task_limit(inventory, names, {})}
         # A command that the playbook runs would take this variable for the user's: it is one of the inventory then.
         paths = inventories(inventory, folder, variables.pop("ANSIBLE_SSH_ARGS"))
         words = [word for path in paths for word in ("-i", path)]
@@ -305,6 +325,7 @@ def environment(inventory: Path) -> dict[str, str]:
         "ANSIBLE_FORKS": str(FORKS),
         # This limits the wait for sudo's prompt, too, which may be slow on a machine that swaps or compiles.
         "ANSIBLE_TIMEOUT": "120",
+        _TASK_LIMIT: os.environ.get(_TASK_LIMIT) or str(TASK_LIMIT_S),
         "ANSIBLE_SSH_ARGS": shlex.join(openssh.options()),
         "ANSIBLE_SSH_CONTROL_PATH": "%(directory)s/%%C",
         **({"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)} if sockets else {}),
@@ -315,6 +336,22 @@ def environment(inventory: Path) -> dict[str, str]:
         # Ansible forks its workers. macOS kills a forked process in which a thread of the parent was using Objective-C.
         **({"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}),
     }
+
+
+def task_limit(inventory: Inventory, machines: Iterable[str], more: Mapping[str, Any]) -> str:
+    """Seconds for a task: as the user's environment has it, else enough for the limits that the settings set.
+
+    ``more`` are settings that override those of the machines.
+    """
+    if own := os.environ.get(_TASK_LIMIT):
+        return own
+    longest = 0.0
+    for name in machines:
+        found = {**inventory.with_rendered(name, _LIMITS), **more}
+        for key in _LIMITS:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                longest = max(longest, float(found[key]))
+    return str(max(TASK_LIMIT_S, min(int(_WAITS * longest), _LONGEST_S)))
 
 
 def _user_collections() -> str:

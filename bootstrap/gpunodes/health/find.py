@@ -6,12 +6,34 @@ The C library's memmem searches a block three times as fast as Python does. With
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 _SMALL = 64 << 10
 """Block size in bytes below which loading ctypes takes longer than the search."""
 _MESSAGE = 256
 """Bytes in which one line has at most one message."""
+
+
+_PLACES, _BYTES_PER_PLACE = 10_000, 32
+"""How often each marker is read: so often, and once more for so many bytes. A line with a header is longer."""
+
+
+class Places:
+    """Counts where the markers of a text are read. One that is made of markers would take minutes: its rest is not."""
+
+    def __init__(self) -> None:
+        self._left = _PLACES * _BYTES_PER_PLACE
+        self._read: Counter[bytes] = Counter()
+
+    def add(self, size: int) -> None:
+        """The text has so many bytes more."""
+        self._left += size
+
+    def take(self, marker: bytes) -> bool:
+        """Whether the next place of a marker is read, too."""
+        self._read[marker] += _BYTES_PER_PLACE
+        return self._read[marker] <= self._left
 
 
 def holds(block: bytes, word: bytes) -> bool:

@@ -15,7 +15,7 @@ from gpunodes.health.journal import LINE_BYTES, is_fabric_manager
 from gpunodes.health.unpack import PIECE
 
 _VERBOSE = re.compile(rb"(?:-- [^\n]*\n)?[A-Z][a-z]{2} \d{4}-\d\d-\d\d [^\n\[]{0,40} \[s=[0-9a-f]+;i=")
-_PRETTY = re.compile(rb'\s*\{\s*\n\s+"')
+_PRETTY = re.compile(rb'\s*\{[ \t\r]*\n\s+"')
 _FIELDS = {
     name.encode(): name
     for name in (

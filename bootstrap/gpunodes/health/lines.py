@@ -14,7 +14,7 @@ from gpunodes.health.stuck import STUCK_ANCHORS
 
 def nvrm(window: bytes, position: int) -> Iterator[LineMatch]:
     """A line of the driver: an Xid, or one of the messages about the start of the driver and of GPUs."""
-    found = patterns.XID.match(window, position)
+    found = patterns.XID.match(window, position, position + _MESSAGE)
     if found:
         code = int(found[2])
         yield LineMatch(
@@ -27,7 +27,7 @@ def nvrm(window: bytes, position: int) -> Iterator[LineMatch]:
         )
         return
     for kind, pattern in _NVRM_KINDS:
-        found = pattern.match(window, position)
+        found = pattern.match(window, position, position + _MESSAGE)
         if found:
             gpu = found[1] if pattern.groups == 1 and found[1] else b""
             detail = _mismatch_detail(found) if kind is LineKind.MISMATCH else ""
@@ -35,12 +35,12 @@ def nvrm(window: bytes, position: int) -> Iterator[LineMatch]:
                 detail = OVERCOME
             yield LineMatch(kind, rest_of_line(window, position), gpu, detail=detail)
             return
-    found = patterns.NOT_PROBED.match(window, position)
+    found = patterns.NOT_PROBED.match(window, position, position + _MESSAGE)
     if found:
         none = patterns.NONE_PROBED.search(window, found.end(), found.end() + 2048)
         yield LineMatch(LineKind.NOT_PROBED, rest_of_line(window, position), detail="all" if none else "some")
         return
-    found = patterns.OFF_BUS.match(window, position + len(b"NVRM: "))
+    found = patterns.OFF_BUS.match(window, position + len(b"NVRM: "), position + _MESSAGE)
     if found:
         yield LineMatch(LineKind.OFF_BUS, rest_of_line(window, position), found[1] or found[2])
 
@@ -52,12 +52,14 @@ _NVRM_KINDS = (
     (LineKind.GSP_TIMEOUT, patterns.GSP_TIMEOUT),
     (LineKind.RESET_REQUIRED, patterns.RESET_REQUIRED),
 )
+_MESSAGE = 1024
+"""The most bytes of a message of the driver that are read, with the blanks of a wrapped one."""
 
 
 def _xid_detail(window: bytes, found: re.Match[bytes], code: int) -> str:
     """The data that decides about an Xid in addition to its code: the number of 154, the registers of NVLink 5."""
     if code == catalog.RECOVERY_CHANGED:
-        number = patterns.RECOVERY.match(window, found.end())
+        number = patterns.RECOVERY.match(window, found.end(), found.end() + _MESSAGE)
         return str(int(number[1], 16)) if number else ""
     if code in catalog.NVLINK5:
         registers = patterns.REGISTERS.match(window, found.end())

@@ -234,12 +234,15 @@ NOT_FROZEN = re.compile(
 )
 # A task in uninterruptible sleep, as the kernel shows tasks: `task:NAME state:D stack:0 pid:77`.
 TASK_DUMP = re.compile(rb"task:(\S[^\n]{0,60}?)\s+state:D\b[^\n]{0,80}?\bpid:\s*(\d+)")
-AFTER_FREEZE = re.compile(rb"OOM killer enabled|Restarting (?:kernel threads|tasks)|PM: suspend exit")
+AFTER_FREEZE = re.compile(
+    rb"OOM killer enabled|Restarting (?:kernel threads|tasks)|PM: suspend exit|Freezing\s+(?:of|user|remaining|tasks)\s"
+)
 SOFT_LOCKUP = re.compile(
     rb"(?:watchdog:\s+)?BUG:\s+soft\s+lockup\s+-\s+CPU#\d+\s+stuck\s+for\s+\d+s!\s+\[(\S[^\n]{0,60}?):(\d+)\]"
 )
-# The end of a report: the next report, or, after a hung task, a stack dump for another reason.
-_REPORT = rb"\btask \S[^\n]{0,60}?(?::\d+)? (?:<\w+> )?(?:is )?blocked |can't die for more |BUG: |rcu: INFO: "
+# The end of a report: whatever can begin the next one, else a log of beginnings would be read again and again; after
+# a hung task also a stack dump for another reason.
+_REPORT = rb"task\s+\S[^\n]{0,60}?(?::\d+)?\s+(?:<\w+>\s+)?(?:is\s+)?blocked\s|can't\s+die\s+for\s|BUG:\s|rcu: INFO: "
 AFTER_LOCKUP = re.compile(_REPORT + rb"|WARNING: |Sending NMI")
 AFTER_HUNG_TASK = re.compile(_REPORT + rb"|PID: \d+ Comm: |WARNING: |Sending NMI")
 # The line of die(): `Oops: 0002 [#1] SMP`, `general protection fault: 0000 [#1]`, `Internal error: Oops: 960000 [#1]`.
@@ -363,7 +366,7 @@ KERNEL_LINE = re.compile(
 )  # fmt: skip
 # What only a kernel with NVIDIA's driver writes: its messages, and its modules in a stack or in a list of modules.
 DRIVER_MESSAGE = re.compile(rb"NVRM: |nvidia(?:[-_][a-z]+\d*)?(?: [0-9a-fA-F]{4}:[0-9a-fA-F:.]+)?: ")
-DRIVER_MODULE = re.compile(rb"/0x[0-9a-f]+\s+\[%b[\] ]|Modules linked in:[^\n]{0,4000}\bnvidia\b" % MODULE.encode())
+DRIVER_MODULE = re.compile(rb"/0x[0-9a-f]+\s+\[%b[\] ]|Modules linked in:[^\n:]{0,4000}\bnvidia\b" % MODULE.encode())
 # The first line of an entry of a log: its further lines, and what a mail has wrapped, begin with no time. A search for
 # the line break before it is far faster than one with `^`.
 ENTRY = re.compile(
@@ -374,8 +377,6 @@ ENTRY = re.compile(
     + rb")"
 )
 BOOTED = re.compile(rb"Linux version \d|-- Boot [0-9a-f]{32}|-- Reboot --")
-
-
 ORDER_LINES = 300
 """Lines that show the order of a log, if their times differ."""
 

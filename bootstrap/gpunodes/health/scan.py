@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpunodes.health import journal, patterns
 from gpunodes.health.evidence import EVIDENCE_LINES, address, clean
-from gpunodes.health.find import holds, next_position, positions
+from gpunodes.health.find import Places, holds, next_position, positions
 from gpunodes.health.line_count import LineCount
 from gpunodes.health.line_match import AHEAD, Anchor, LineMatch
 from gpunodes.health.lines import ANCHORS, SMI_OUTPUT, TEXT_ANCHORS, nvrm
@@ -77,6 +77,7 @@ class Scanner:
     def __init__(self, since: Time = NO_TIME) -> None:
         self._since = since if since != NO_TIME else None
         self._window = b""
+        self._places = Places()
         self._next = 0
         self._counters: dict[_Key, _Counter] = {}
         self._booted = NO_TIME
@@ -100,6 +101,7 @@ class Scanner:
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of the stream."""
+        self._places.add(len(data))
         keep = max(0, self._next - BEHIND)
         self._window = self._window[keep:] + data
         self._next -= keep
@@ -201,6 +203,8 @@ class Scanner:
             if anchor.marker in markers and not self._skip:
                 find = self._without_floods if anchor.read is nvrm else positions
                 for position in find(self._window, anchor.marker, begin, end):
+                    if not self._places.take(anchor.marker):
+                        break
                     self._visit(position, anchor)
 
     def _without_floods(self, window: bytes, marker: bytes, begin: int, end: int) -> Iterator[int]:

@@ -93,16 +93,17 @@ class Reader:
         return self._table.missing() if self._table else []
 
     def _take(self, data: bytes) -> None:
-        while data:
+        place = 0
+        while place < len(data):
             if self._xml:
-                end = data.find(_Xml.END)
-                data, rest = (data, b"") if end < 0 else (data[: end + len(_Xml.END)], data[end + len(_Xml.END) :])
-                if not self._xml.feed(data) or end >= 0:
+                found = data.find(_Xml.END, place)
+                end = len(data) if found < 0 else found + len(_Xml.END)
+                if not self._xml.feed(data[place:end]) or found >= 0:
                     self._xml = None
-                data = rest
+                place = end
                 continue
-            begin = data.find(_Xml.BEGIN)
-            before = data if begin < 0 else data[:begin]
+            begin = data.find(_Xml.BEGIN, place)
+            before = data[place:] if begin < 0 else data[place:begin]
             self._take_text(before)
             self._entities = self._entities or b"<!ENTITY" in before
             if begin < 0:
@@ -113,7 +114,7 @@ class Reader:
                 )
             self._found = True
             self._xml = _Xml(self._gpus)
-            data = data[begin:]
+            place = begin
 
     def _take_text(self, data: bytes) -> None:
         if self._table is None and b"| NVIDIA-SMI " in data:
@@ -166,8 +167,8 @@ class _Text:
     """The lines after ``NVSMI LOG``: keys with values below section names, nested by indentation."""
 
     _GPU = re.compile(r"GPU ([0-9A-Fa-f:.]+)\s*")
-    _FIELD = re.compile(r"( *)([^:]{1,80}?)\s*(?::\s*(.*))?")
-    _HEAD = re.compile(r"[A-Z][A-Za-z ]{1,30}?\s+:\s.*|HIC Info\b.*|\s*")
+    _FIELD = re.compile(r"( *+)([^:]{1,80}?)\s{0,200}(?::\s*+(.*))?")
+    _HEAD = re.compile(r"[A-Z][A-Za-z ]{1,30}?\s{1,200}:\s.*|HIC Info\b.*|\s*")
     """Lines about the driver before the GPUs: their names change."""
 
     def __init__(self, gpus: dict[str, dict[str, str]]) -> None:

@@ -8,9 +8,10 @@ nvidia-smi(1).
 from __future__ import annotations
 
 import re
+import string
 
 _FIRST = re.compile(
-    r"\|\s*(?P<number>\d{1,3})\s+(?P<name>[^|]+)\|"
+    r"\|\s*(?P<number>\d{1,3})\s+(?P<name>[^|\s][^|]*)\|"
     r"\s*(?P<address>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9])\s[^|]*\|(?P<errors>[^|]*)\|"
 )
 _HEADER = re.compile(r"\|\s*NVIDIA-SMI\s")
@@ -27,6 +28,9 @@ _GROUPS = (
     ("errors", r"ecc_errors/volatile/.+|ecc\.errors\..+"),
     ("name", r"product_name|name|gpu_name"),
 )
+_LETTERS = frozenset(string.ascii_lowercase + "_")
+_ROWS = 64
+"""The most rows between a heading and a row."""
 FIELDS_OF_GPU = 3
 """If so many kinds of values cannot be read, the GPU does not respond; a sensor alone may be broken."""
 
@@ -88,10 +92,11 @@ def unread_of_query(line: str, before: list[str]) -> str:
     """The kinds of values that a row of ``nvidia-smi --query-gpu`` lacks; ``before`` are the lines before it."""
     fields = line.split(",")
     names = [f"field {number}" for number in range(1, len(fields) + 1)]
-    headings = (each for each in reversed(before) if each.count(",") == line.count(",") and _is_heading(each))
+    commas = len(fields) - 1
+    headings = (each for each in before[: -_ROWS - 1 : -1] if each.count(",") == commas and _is_heading(each))
     if heading := next(headings, ""):
         # Units are in brackets.
-        columns = [re.sub(r"\[[^\]]*\]", "", column).strip() for column in heading.split(",")]
+        columns = [re.sub(r"\[[^\][]*\]", "", column).strip() for column in heading.split(",")]
         names = [group(column) if "pid" not in columns else "" for column in columns]
     unread = (name for name, value in zip(names, fields, strict=False) if name and "Unknown Error" in value)
     return ", ".join(dict.fromkeys(unread))
@@ -99,4 +104,4 @@ def unread_of_query(line: str, before: list[str]) -> str:
 
 def _is_heading(line: str) -> bool:
     """Whether a line names the fields of a query; units are in brackets."""
-    return re.match(r"\s*[a-z_]", line) is not None and not re.search(r"\d", re.sub(r"\[[^\]]*\]", "", line))
+    return line.lstrip()[:1] in _LETTERS and not re.search(r"\d", re.sub(r"\[[^\][]*\]", "", line))

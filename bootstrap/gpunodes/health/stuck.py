@@ -15,6 +15,12 @@ from gpunodes.health.model import LineKind
 
 _REPORT = 16 << 10
 """Bytes of a report that has its own end."""
+_LINE = 64 << 10
+"""The most bytes of a line before a frame: those of a journal's entry (`journal.LINE_BYTES`)."""
+_BEFORE_FRAME = 1024
+"""The most bytes before a frame in a line of the kernel, which has 1 KiB for a whole line (kernel/printk)."""
+_NAME = 512
+"""The most bytes of a function's name (KSYM_NAME_LEN)."""
 _FUNCTION = (string.ascii_letters + string.digits + "_.").encode()
 """The characters of a function's name."""
 
@@ -30,13 +36,29 @@ def _find(pattern: re.Pattern[bytes], window: bytes, begin: int, end: int) -> tu
 
     And the frame, empty if there is none.
     """
+    searched, newline = max(0, begin - _LINE), -1
     for found in pattern.finditer(window, begin, end):
-        # From the true beginning of the line: the middle of a long one can be a file's name.
-        before = window[window.rfind(b"\n", 0, found.start()) + 1 : found.start()]
-        header = before.rstrip(_FUNCTION)
-        if not header.lstrip().startswith(b"[") or patterns.BEFORE_FRAME.fullmatch(header):
-            return found.start(), b" ".join((before[len(header) :] + found[0]).split())
+        # From the true beginning of the line: the middle of a long one can be a file's name. No byte is searched twice.
+        newline = max(newline, window.rfind(b"\n", searched, found.start()))
+        searched = found.start()
+        line = newline + 1
+        if (newline < 0 and begin > _LINE) or searched - line > _LINE:
+            continue
+        name = window[max(line, searched - _NAME) : searched]
+        name = name[len(name.rstrip(_FUNCTION)) :]
+        if _may_precede(window, line, searched - len(name)):
+            return searched, b" ".join((name + found[0]).split())
     return end, b""
+
+
+def _may_precede(window: bytes, line: int, frame: int) -> bool:
+    """Whether the kernel writes what is between the beginning of a line and a frame; other headers are not known."""
+    start = window[line : min(frame, line + _BEFORE_FRAME)].lstrip()
+    if start and not start.startswith(b"["):
+        return True
+    if frame - line > _BEFORE_FRAME:
+        return False
+    return not start or patterns.BEFORE_FRAME.fullmatch(window, line, frame) is not None
 
 
 def _in_driver(name: bytes, window: bytes, begin: int, end: int, *, waits: bool = True) -> tuple[bool, bytes]:

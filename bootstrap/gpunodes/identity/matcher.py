@@ -93,6 +93,7 @@ class Matcher:
 
     def __init__(self, nodes: Iterable[NodeIdentity], machines: Iterable[MachineIdentity] = ()) -> None:
         nodes, machines = list(nodes), list(machines)
+        self._machines = machines
         self._nodes = {node.name: node for node in nodes}
         self._nodes_by_boot = _grouped((node.boot_id, node) for node in nodes)
         self._nodes_by_short_name = _grouped((_short(node.name), node) for node in nodes)
@@ -100,6 +101,7 @@ class Matcher:
         self._nodes_by_uuid = _grouped((key, node) for node in nodes for key in byte_orders(uuid(node.system_uuid)))
         self._nodes_by_address = _grouped((address, node) for node in nodes for address in set(node.addresses))
         self._machines_by_name = _grouped((machine.name.lower(), machine) for machine in machines)
+        self._machines_by_hostname = _grouped((machine.hostname, machine) for machine in machines)
         self._machines_by_boot = _grouped((machine.boot_id, machine) for machine in machines)
         self._machines_by_short_name = _grouped((_short(machine.name.lower()), machine) for machine in machines)
         self._machines_by_inventory_address = _grouped((machine.address, machine) for machine in machines)
@@ -136,6 +138,25 @@ class Matcher:
             refused_node = node or NodeIdentity(machine.hostname)
             return _refused(machine, refused_node, f"the inventory has another machine of that name, {other.name}")
         return self._previous_node(machine, node) if node else Match()
+
+    def owner_of_hostname(self, machine: MachineIdentity) -> str:
+        """Who else has the host name that a machine reports, "" if nobody has: a machine can report any name.
+
+        Others are another machine of the inventory with that name or host name, and a node that this machine neither
+        has nor left before.
+        """
+        if other := self._other_named(machine.hostname, machine):
+            return f"the machine {other.name}"
+        node = self._nodes.get(machine.hostname)
+        if node and self.match(machine, confirmed=False).node is node:
+            return ""
+        if other := self._other_owner(self._machines_by_hostname, machine.hostname, machine):
+            return f"the machine {other.name}"
+        if node is None:
+            return ""
+        others = (each for each in self._machines if each.name != machine.name)
+        is_left = self.joining(machine).node is node and not any(self.match(each).node is node for each in others)
+        return "" if is_left else f"the node {node.name}"
 
     @staticmethod
     def _previous_node(machine: MachineIdentity, node: NodeIdentity) -> Match:

@@ -145,13 +145,16 @@ class Claim:
     def _locked(self, nodes: Sequence[Node]) -> list[str]:
         """The names to lock: each machine's node, its own name, and the name by which it would join.
 
-        Repairs lock the node's name; the node may be deleted or created in the meantime.
+        Repairs lock the node's name; the node may be deleted or created in the meantime. A machine can report the host
+        name of another one: the lock of that one is not taken.
         """
-        names = set()
+        names: set[str] = set()
         matcher = Matcher([node.identity for node in nodes], self._known.values())
         for machine in (self._known[each.name] for each in self._machines):
             node = matcher.match(machine, confirmed=False).node
-            names |= {machine.name, machine.hostname or machine.name, node.name if node else machine.name}
+            names |= {machine.name, node.name if node else machine.name}
+            if machine.hostname and not matcher.owner_of_hostname(machine):
+                names.add(machine.hostname)
         return [name.lower() for name in names]
 
 

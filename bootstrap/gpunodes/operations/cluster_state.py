@@ -64,7 +64,8 @@ def read(command: Command, scans: Scans, own: Collection[str] = ()) -> ClusterSt
     # While a machine stops, it still has its node, which alone identifies it.
     with_node = {name: match.node.name for name, match in matches.items() if match.node}
     gone = {node for node, each in switched.items() if node in nodes and each.is_off(ready=nodes[node].ready)}
-    off = {name: each for name, each in match_switched(command.fleet, switched, scans).items() if name not in with_node}
+    without_node = match_switched(command.fleet, switched, every, scans)
+    off = {name: each for name, each in without_node.items() if name not in with_node}
     off |= {name: switched[node] for name, node in with_node.items() if node in gone}
     return ClusterState(
         {name: node for name, node in nodes.items() if name not in gone},

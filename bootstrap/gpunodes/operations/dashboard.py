@@ -8,15 +8,17 @@ from dataclasses import dataclass
 
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.tokens import Token, Tokens
+from gpunodes.engine.cluster.workloads import Workloads
 from gpunodes.engine.remote import forward
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 
 # Names of the template roles/addon/templates/headlamp.yml.j2.
 NAMESPACE = "gpunodes-headlamp"
-SERVICE = "headlamp"
+DEPLOYMENT = "headlamp"
 ACCOUNT = "viewer"
-_PORT = 80
+_LABEL = "app=headlamp"
+_PORT = 4466
 TOKEN_S = 3600
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -48,19 +50,28 @@ def run(inventory: Inventory, local: int, show: Callable[[Dashboard], None]) -> 
 
 def _open(inventory: Inventory, local: int, show: Callable[[Dashboard], None]) -> None:
     with control_planes.connected(inventory, Tokens) as api:
-        address = api.service_address(NAMESPACE, SERVICE)
-        if not address:
-            raise WrongInput(
-                "the dashboard is not installed in this cluster",
-                "the add-on headlamp",
-                "run `gpunodes addon up headlamp`",
-            )
+        address = _address(Workloads(api.session))
         machine = control_planes.used(inventory, api.session).machine
         with forward.opened(machine, inventory.connection(machine.name), address, _PORT, local) as opened:
             _check(opened, local)
             show(Dashboard(f"http://127.0.0.1:{local}", api.token(NAMESPACE, ACCOUNT, TOKEN_S)))
             api.session.close()
             opened.follow()
+
+
+def _address(api: Workloads) -> str:
+    """The address of Headlamp's pod: its Service may lead to a pod that a node made."""
+    deployment = api.deployment_of(NAMESPACE, DEPLOYMENT)
+    if deployment is None:
+        raise WrongInput(
+            "the dashboard is not installed in this cluster",
+            "the add-on headlamp",
+            "run `gpunodes addon up headlamp`",
+        )
+    found = api.serving_pod(NAMESPACE, _LABEL, deployment)
+    if found is None:
+        raise GpunodesError("Headlamp has no pod that is ready", "one that is", "see `gpunodes addon verify headlamp`")
+    return str(found["status"].get("podIP") or "")
 
 
 def _check(opened: forward.Forward, local: int) -> None:

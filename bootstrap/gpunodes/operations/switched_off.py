@@ -31,9 +31,10 @@ def read(inventory: Inventory) -> dict[str, Switched]:
         with contextlib.closing(fleet.session()) as session:
             cluster = Cluster(session, patience_s=0.0)
             switched = cluster.switched_off()
-            ready = {node.name: node.ready for node in cluster.nodes()} if switched else {}
+            nodes = cluster.nodes() if switched else []
+            ready = {node.name: node.ready for node in nodes}
             off = {name: each for name, each in switched.items() if each.is_off(ready=ready.get(name))}
-            return match_switched(fleet, off, {})
+            return match_switched(fleet, off, nodes, {})
     return {}
 
 

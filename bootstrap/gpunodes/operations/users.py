@@ -18,7 +18,8 @@ from gpunodes.engine import control_planes, journal
 from gpunodes.engine.cluster.access import Access, Binding, Rule
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.operations import kubeconfig
+from gpunodes.operations import kubeconfig, remains
+from gpunodes.operations.remains import Remains
 from gpunodes.planner import namespaces
 
 if TYPE_CHECKING:
@@ -147,18 +148,19 @@ def of_people(bindings: Sequence[Binding]) -> list[Binding]:
     return sorted(found, key=lambda each: (each.users[0], each.namespace, each.name))
 
 
-def remove(inventory: Inventory, user: str) -> list[Binding]:
-    """Delete a user's bindings; returns them.
+def remove(inventory: Inventory, user: str) -> tuple[list[Binding], list[Remains]]:
+    """Delete a user's bindings; returns them, and what there is in the namespaces where they gave rights.
 
     Raises WrongInput for a user without any, and GpunodesError if other bindings name the user: those stay.
     """
     check(Request(user))
     with _connected(inventory) as access:
-        return removed(access, user)
+        gone = removed(access, user)
+        return gone, remains.of(access, gone)
 
 
 def removed(access: Access, user: str) -> list[Binding]:
-    """The same with a session."""
+    """Delete the bindings with a session; returns them."""
     naming = _naming(access, user)
     found = [each for each in naming if _is_made_for(user, each)]
     if not naming:
@@ -176,7 +178,8 @@ def removed(access: Access, user: str) -> list[Binding]:
             f"{user} still has rights by bindings that gpunodes did not make, or that others changed: "
             f"{', '.join(sorted(each.title for each in left))}",
             "no binding that names the user",
-            f"look at them, remove finalizers, then: {'; '.join(each.deletion for each in left)}",
+            f"look at them, and at what else {user} may have left there (`gpunodes help --page users`); remove "
+            f"finalizers, then: {'; '.join(each.deletion for each in left)}",
         )
     return found
 

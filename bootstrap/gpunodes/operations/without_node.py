@@ -70,7 +70,7 @@ def switch_on(wait: Wait, bmc: powers.Power, cluster: Cluster | None) -> Node | 
     """
     name = wait.machine.name
     # Before it is switched on: that ends its state.
-    is_scaled = cluster is not None and bool(match_switched(wait.fleet, cluster.switched_off(), {}).get(name))
+    is_scaled = cluster is not None and name in match_switched(wait.fleet, cluster.switched_off(), cluster.nodes(), {})
     powers.change(bmc, Order.ON, wait.confirm)
     if cluster:
         switched_on.end_off(wait.fleet, wait.machine, cluster.session, wait.report)

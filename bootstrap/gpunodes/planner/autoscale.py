@@ -87,20 +87,18 @@ def document(
     machines: Sequence[ScaledMachine],
     cas: Mapping[str, str],
     jumps: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    earlier: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The plan (``autoscale/plan.py``); ``cas`` are the texts of the CA files of gpunodes_bmc_verify, by path.
 
-    ``jumps`` are the jump hosts, by their names in the plan.
+    ``jumps`` are the jump hosts, by their names in the plan; ``earlier`` the templates of pools in the present plan.
 
     Raises WrongInput for a pool without a machine.
     """
     pools = scaled(settings["gpunodes_pools"])
     _check(pools, machines)
     given = {name: _given([each for each in machines if each.pool == name]) for name in pools}
-    templates = {
-        name: node_templates.template([each.template for each in machines if each.pool == name and each.template], own)
-        for name, own in given.items()
-    }
+    templates = _templates(machines, given, earlier)
     used = {str(each.settings["gpunodes_bmc_verify"]).strip() for each in machines}
     return {
         "version": 1,
@@ -134,6 +132,20 @@ def document(
             }
             for each in machines
         },
+    }
+
+
+def _templates(
+    machines: Sequence[ScaledMachine], given: Mapping[str, Any], earlier: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The template of each pool."""
+    return {
+        name: node_templates.template(
+            [each.template for each in machines if each.pool == name and each.template],
+            own,
+            earlier.get(name, node_templates.NOTHING),
+        )
+        for name, own in given.items()
     }
 
 

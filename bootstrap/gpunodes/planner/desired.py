@@ -356,7 +356,7 @@ def _node_wanted(
             replace=bool(given.target),
         ),
         **_registration(given, plan),
-        **storage.clients(given.settings[storage.SETTING], given.facts["package_manager"]),
+        **storage.clients(given.settings, given.facts["package_manager"]),
     }
     if with_docker:
         found["docker"] = node_software.docker(repositories, system, _users(given), community=community)

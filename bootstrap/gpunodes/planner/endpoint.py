@@ -203,7 +203,8 @@ def peers_file(address: str, control_planes: Sequence[str]) -> File:
 # Each machine starts as BACKUP, and one that comes back does not take the address from another one (nopreempt). Until
 # its check has succeeded, it does not take the address at all (init_fail). VRRP version 3 takes the interval from the
 # messages, so that it can be changed on one machine after the other. No password: the messages are sent to the other
-# control planes only, and VRRP's password is sent as plain text. Source: keepalived.conf(5), keepalived 2.1 to 2.3.
+# control planes only, and VRRP's password is sent as plain text; only theirs count (check_unicast_src). Source:
+# keepalived.conf(5), keepalived 2.1 to 2.3.
 _CONFIG = """\
 # Managed by gpunodes.
 global_defs {{
@@ -229,6 +230,7 @@ vrrp_instance gpunodes {{
     priority 100
     advert_int {interval}
     unicast_src_ip {address}
+    check_unicast_src
     unicast_peer {{
         include {peers}
     }}

@@ -6,7 +6,9 @@ Root on a node decides what that one reports: alone, it must not decide what is 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 _MARK = "gpunodes.dev/needs-repair"
@@ -19,21 +21,52 @@ _UNITS = {
 }
 
 
-def template(seen: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+NOTHING: Mapping[str, Any] = MappingProxyType({"labels": {}, "taints": ()})
+"""A template of nothing."""
+
+
+def template(
+    seen: Sequence[Mapping[str, Any]], given: Mapping[str, Any], earlier: Mapping[str, Any] = NOTHING
+) -> dict[str, Any]:
     """Labels, taints and capacity of the next node.
 
     ``seen`` has those of each node that is known, ``given`` those of the settings. Labels and taints are those of the
-    settings, and those that all nodes have in common. Of each resource that at least half of the nodes offer, it is the
-    median of what they offer; machines without any resource count as unknown.
+    settings, and those that more than half of the nodes have; if exactly half of them have one, it counts if
+    ``earlier``, a template that was made before, has it. Of each resource that at least half of the nodes offer, it is
+    the median of what they offer; machines without any resource count as unknown.
     """
     known = [each for each in seen if each["capacity"]]
     taints = [_taint(each) for each in given["taints"]]
-    common = taints_in_common([each["taints"] for each in known])
+    usual = _taints_of_most([each["taints"] for each in known], earlier["taints"])
     return {
-        "labels": {**labels_in_common([each["labels"] for each in known]), **given["labels"]},
-        "taints": [*taints, *(each for each in common if each not in taints)],
+        "labels": {**_labels_of_most([each["labels"] for each in known], earlier["labels"]), **given["labels"]},
+        "taints": [*taints, *(each for each in usual if each not in taints)],
         "capacity": _capacity([each["capacity"] for each in known]),
     }
+
+
+def keys_of_most(seen: Sequence[Mapping[str, str]]) -> set[str]:
+    """The labels that more than half have, with whatever value."""
+    counts = Counter(key for labels in seen for key in labels)
+    return {key for key, count in counts.items() if 2 * count > len(seen)}
+
+
+def _labels_of_most(seen: Sequence[Mapping[str, str]], earlier: Mapping[str, str]) -> dict[str, str]:
+    """The labels that more than half have with the same value, but those of repairs; ``earlier`` decides a tie."""
+    counts = Counter(each for labels in seen for each in labels.items() if not each[0].startswith(_MARK))
+    return {key: text for (key, text), count in counts.items() if 2 * count + (earlier.get(key) == text) > len(seen)}
+
+
+def _taints_of_most(
+    seen: Sequence[Sequence[Mapping[str, Any]]], earlier: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str]]:
+    """The taints that more than half have, but those of repairs; ``earlier`` decides a tie."""
+    # A node may have a taint twice.
+    lists = [dict.fromkeys(tuple(_taint(each).items()) for each in taints) for taints in seen]
+    counts = Counter(taint for taints in lists for taint in taints)
+    before = {tuple(_taint(each).items()) for each in earlier}
+    most = [dict(taint) for taint, count in counts.items() if 2 * count + (taint in before) > len(seen)]
+    return [each for each in most if not each["key"].startswith(_MARK)]
 
 
 def labels_in_common(seen: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -158,12 +158,28 @@ def service(request: Request) -> dict[str, Any]:
     return _object("v1", "Service", spec=spec)
 
 
-def deployment(request: Request, certificate: str) -> dict[str, Any]:
-    """One pod, which is replaced when its certificate or configuration changes: it reads both at its start only.
+def login_record(namespace: str, uid: str) -> dict[str, Any]:
+    """That an administrator gave a namespace its login, in a Secret with this UID.
 
-    Two would write the same files: a new one starts after the old one has ended.
+    Who may write Secrets of a namespace could make one that looks like a login, and wait there for a new password.
     """
-    content = hashlib.sha256(f"{CONFIG}{certificate}".encode()).hexdigest()
+    made = _object("v1", "ConfigMap", data={"uid": uid})
+    made["metadata"]["name"] = record_name(namespace)
+    return made
+
+
+def record_name(namespace: str) -> str:
+    """The name of that object."""
+    return f"login-{namespace}"
+
+
+def deployment(request: Request, certificate: str, htpasswd: str) -> dict[str, Any]:
+    """One pod, which is replaced when its certificate, login or configuration changes.
+
+    It reads certificate and configuration at its start only, and the kubelet brings it a new login with a delay. Two
+    pods would write the same files: a new one starts after the old one has ended.
+    """
+    content = hashlib.sha256(f"{CONFIG}{certificate}{htpasswd}".encode()).hexdigest()
     metadata = {"labels": POD_LABELS, "annotations": {_CONTENT: content}}
     spec = {
         "replicas": 1,

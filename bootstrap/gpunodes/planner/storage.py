@@ -12,7 +12,7 @@ from typing import Any
 from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spec, data_folders
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput, together
-from gpunodes.planner import firewall
+from gpunodes.planner import firewall, storage_access
 
 SETTING = "gpunodes_storage"
 GROUP = "storage"
@@ -38,9 +38,12 @@ _FOLDERS: Mapping[str, Sequence[str]] = {"apt": ("/var/lib/nfs",), "dnf": ()}
 # TCP connections, for a network that one connection does not fill. noresvport: after a lost connection the client takes
 # any port, which nfs(5) recommends where many mounts would use up the privileged ones.
 DEFAULT_OPTIONS = ("hard", "nconnect=4", "noresvport", "nfsvers=4.2")
-# insecure: noresvport uses ports above 1023, which exportfs refuses by default (exports(5)). root_squash: root in a pod
-# of any node would else be root on the server's disk, and NFS knows a node by its address only.
-_EXPORT = "rw,sync,root_squash,no_subtree_check,insecure,sec=sys"
+# insecure: noresvport uses ports above 1023, which exportfs refuses by default (exports(5)). That would keep no pod
+# away: a container may use ports below 1024, and masquerading keeps them there (nf_nat_l4proto_unique_tuple in the
+# kernel's net/netfilter/nf_nat_core.c). root_squash: root in a pod of any node would else be root on the server's disk,
+# and NFS knows a node by its address only. subtree_check: without it a client that makes up file handles reads the
+# whole file system of a shared folder as any user but root, /etc/shadow by its group too (exports(5)).
+_EXPORT = "rw,sync,root_squash,subtree_check,insecure,sec=sys"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)+")
@@ -181,12 +184,18 @@ def address(reached: str, node_address: str) -> str:
 # What machines get
 
 
-def clients(value: Any, package_manager: str) -> dict[str, Spec]:
-    """mount.nfs, which the kubelet calls, by the role that installs it; nothing without shares."""
+def clients(settings: Mapping[str, Any], package_manager: str) -> dict[str, Spec]:
+    """mount.nfs, which the kubelet calls, by the role that installs it; nothing without shares.
+
+    With the rules that keep pods from the servers. ``settings`` are those of the machine by name.
+    """
+    found = shares(settings[SETTING])
     # A machine with another package manager is refused before anything is installed.
-    if not shares(value) or package_manager not in _CLIENT:
+    if not found or package_manager not in _CLIENT:
         return {}
-    return {"nfs_client": _software(_CLIENT, package_manager, CLIENT_SECTION)}
+    client = _software(_CLIENT, package_manager, CLIENT_SECTION)
+    options = [option for share in found for option in share.options]
+    return {"nfs_client": storage_access.guarded(client, str(settings["gpunodes_pod_subnet"]), options)}
 
 
 def _software(names: Mapping[str, str], package_manager: str, section: str) -> Spec:

@@ -35,6 +35,8 @@ class Node:
     name: str
     addresses: tuple[str, ...] = ()
     ready: bool = True
+    changed: float = 0.0
+    """When it became ready, or stopped to be; seconds since 1970, 0 if that is unknown."""
     boot_id: str = ""
     machine_id: str = ""
     system_uuid: str = ""

@@ -10,9 +10,12 @@ import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from gpunodes import shape
+from gpunodes.identity.matcher import Match
 from gpunodes.identity.model import MachineIdentity
 from gpunodes.model import printable
 from gpunodes.shape import Optional, Pattern
@@ -37,6 +40,15 @@ _SHOWN = 200
 _LAST = 253402300799.0
 """The end of the year 9999."""
 _Of = TypeVar("_Of")
+
+
+class _Rank(IntEnum):
+    """Why a machine may be the one of a node's name; the lowest comes first."""
+
+    NODE = 0
+    INVENTORY = 1
+    REPORTED = 2
+    CONTRADICTED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +106,29 @@ def _parsed(text: object) -> Switched | None:
     return Switched(document["phase"], float(document["since"]), document.get("reason", ""))
 
 
-def of_machines(switched: Mapping[str, _Of], machines: Mapping[str, MachineIdentity]) -> dict[str, _Of]:
-    """The state of each machine, by its name: its node is called as the host name that it reported last.
+def of_machines(
+    switched: Mapping[str, _Of],
+    machines: Mapping[str, MachineIdentity],
+    matches: Mapping[str, Match] = MappingProxyType({}),
+) -> dict[str, _Of]:
+    """The state of each machine, by its name; ``matches`` are the machines' matches with the nodes that exist.
 
-    A machine that never reported one is found by its name in the inventory. Two machines of one node have none.
+    A machine without a node is found by the host name that it reported last, else by its name in the inventory. It can
+    report any: the machine whose node has the name comes first, then the one that the inventory calls so, then one that
+    no node contradicts. Two machines of one rank have no state.
     """
-    names: dict[str, list[str]] = {}
+    names: dict[str, dict[_Rank, list[str]]] = {}
     for name, machine in machines.items():
-        names.setdefault(machine.hostname or name.lower(), []).append(name)
-    return {found[0]: switched[node] for node, found in names.items() if len(found) == 1 and node in switched}
+        match = matches.get(name, Match())
+        node = match.node.name if match.node else machine.hostname or name.lower()
+        names.setdefault(node, {}).setdefault(_rank(name, node, match), []).append(name)
+    best = {node: ranks[min(ranks)] for node, ranks in names.items() if node in switched}
+    return {found[0]: switched[node] for node, found in best.items() if len(found) == 1}
+
+
+def _rank(name: str, node: str, match: Match) -> _Rank:
+    if match.node:
+        return _Rank.NODE
+    if name.lower() == node:
+        return _Rank.INVENTORY
+    return _Rank.CONTRADICTED if match.contradiction else _Rank.REPORTED

@@ -5,6 +5,7 @@ Pure: machines, nodes and the roll-out's state in, decisions out.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +15,8 @@ from gpunodes.repair.policy import CONTROL_PLANE_POOL, Node, pool_name
 from gpunodes.rollout.options import RolloutOptions
 
 _CONTROL_PLANES_FIRST = "control planes come first"
+RETURN_S = 120.0
+"""Seconds in which a node that stopped being ready is waited for: kubelets lose a control plane that restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,9 @@ def decide(
         first = is_control_plane(each)
         pool = CONTROL_PLANE_POOL if first else pool_name(node)
         others = unavailable.get(pool, set()) - {node.name}
-        if each.busy:
+        if not node.ready:
+            why = "its node has not been ready for a short time"
+        elif each.busy:
             why = f"it is being worked on: {each.busy}"
         elif control_plane_runs or (first and busy):
             why = "a control plane is never worked on at the same time as other machines"
@@ -135,7 +140,13 @@ def _skipped(each: RolloutCandidate, now: float) -> str:
         return each.unmatched or "it is no node of the cluster"
     if each.busy:
         return ""  # its lock makes it look cordoned; it is judged when the other command ends
-    return each.unreadable or forbidden(each.node, "", now)
+    node = dataclasses.replace(each.node, ready=True) if _may_return(each.node, now) else each.node
+    return each.unreadable or forbidden(node, "", now)
+
+
+def _may_return(node: Node, now: float) -> bool:
+    # A moment in the future comes from a clock that is wrong: nothing bounds such a wait.
+    return not node.ready and 0 <= now - node.changed < RETURN_S
 
 
 def _pools(nodes: Sequence[Node], busy: Collection[str], now: float) -> tuple[dict[str, int], dict[str, set[str]]]:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from gpunodes.views import document, text
 
+STILL_VALID = "who has read the password there can still use it: `gpunodes registry up --new-password` ends it"
+
 
 class Login(Protocol):
     """A login in one namespace."""

@@ -30,6 +30,17 @@ class Started(Protocol):
     def changed(self) -> Sequence[str]: ...
     @property
     def password(self) -> str: ...
+    @property
+    def logins(self) -> Renewed: ...
+
+
+class Renewed(Protocol):
+    """The namespaces whose login got the present password, and those whose login has another one."""
+
+    @property
+    def namespaces(self) -> Sequence[str]: ...
+    @property
+    def left(self) -> Sequence[str]: ...
 
 
 class Login(Protocol):
@@ -79,6 +90,7 @@ def started(found: Started, *, dry_run: bool) -> str:
     """What was made, and how it is used."""
     verb = "would change" if dry_run else "changed"
     lines = [f"{verb} {', '.join(found.changed)}" if found.changed else "nothing in the cluster was changed"]
+    lines += _logins(found, dry_run=dry_run)
     if not dry_run:
         lines += [
             f"the registry is {found.address}; its images are in {found.folder}",
@@ -86,6 +98,20 @@ def started(found: Started, *, dry_run: bool) -> str:
             "push from this computer: gpunodes registry open",
         ]
     return "\n".join(lines)
+
+
+def _logins(found: Started, *, dry_run: bool) -> list[str]:
+    """Which namespaces pull with the present password now, and which do not."""
+    lines = []
+    if found.logins.namespaces:
+        verb = "would get" if dry_run else "got"
+        lines.append(f"the logins of these namespaces {verb} the new password: {', '.join(found.logins.namespaces)}")
+    if found.logins.left:
+        lines += [
+            f"these logins have another password, and no record of `registry login`: {', '.join(found.logins.left)}",
+            f"if their pods may pull: gpunodes registry login {found.address} --namespace NAME",
+        ]
+    return lines
 
 
 def status(found: Status) -> str:
@@ -119,7 +145,8 @@ def dump_started(found: Started, ended: RunResult) -> str:
     """``gpunodes.registry/1`` of `registry up`"""
     own = {name: getattr(found, name) for name in ("address", "user", "password", "share", "folder", "image")}
     end = {"certificate_end": round(found.certificate_end)}
-    return _document(**own, **end, changed=list(found.changed), run=json.loads(document.run(ended)))
+    logins = {"logins": list(found.logins.namespaces), "left": list(found.logins.left)}
+    return _document(**own, **end, **logins, changed=list(found.changed), run=json.loads(document.run(ended)))
 
 
 def dump_status(found: Status) -> str:

@@ -305,3 +305,17 @@ def test_an_authority_of_the_plan_is_a_private_file(start: Start) -> None:
     assert machines._settings("w1", given) == found, "one file for all machines"
     assert found["gpunodes_bmc_password"] == "secret"
     path.unlink()
+
+
+def test_a_machine_is_not_woken_by_an_address_of_another_in_the_plan(tmp_path: Path) -> None:
+    """The plan may be one that an earlier release made."""
+    found = document({"w1": "h100", "w2": "h100"}, {"h100": (0, 2, 0)})
+    for each in found["machines"].values():
+        each["bmc"] = {"gpunodes_bmc_type": "wol", "gpunodes_bmc_identity": "check"}
+        each["identity"] |= {"macs": ["00:25:90:00:00:01"]}
+    done: list[str] = []
+    leases: Any = Locks(done)
+    machines = BmcMachines(plan.parse(found), tmp_path, leases, lambda _: None)
+    with pytest.raises(PowerProblem, match=r"w1 reported no MAC address of its own to wake: \S+ is one of w2, too"):
+        machines.switch_on("w1", lambda: None, again=True)
+    assert done == ["take w1", "release w1"]

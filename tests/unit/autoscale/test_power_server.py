@@ -17,30 +17,25 @@ from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerState, Trouble
 
-from tests.power_fleet import GPU, MemoryMachines, Site, document, machine_id, node_object, parsed, uuid
-
-THREE = {"w1": "h100", "w2": "h100", "w3": "t4"}
-POOLS = {"h100": (0, 2, 50), "t4": (0, 1, 10)}
+from tests.power_fleet import (
+    GPU,
+    POOLS,
+    THREE,
+    MemoryMachines,
+    Site,
+    document,
+    in_service,
+    looks,
+    machine_id,
+    node_object,
+    parsed,
+    uuid,
+)
 
 
 @pytest.fixture
 def site() -> Site:
     return Site(parsed(THREE, POOLS))
-
-
-def looks(site: Site) -> None:
-    """It sees the node, sees that its GPUs are proven, and that it is in service."""
-    for _ in range(3):
-        site.look()
-
-
-def in_service(site: Site, name: str, **more: object) -> None:
-    """Switch a machine on, let it boot, and bring it into service."""
-    site.server.increase(site.plan.machines[name].pool, 1)
-    site.settle({name: Phase.STARTING})
-    site.boots(name, **more)
-    looks(site)
-    assert site.phases()[name] is Phase.ON
 
 
 def test_machines_are_found_off_and_on() -> None:
@@ -145,6 +140,22 @@ def test_pods_get_a_node_when_one_has_used_all_its_gpus(site: Site) -> None:
     assert site.phases()["w3"] is Phase.ON
     assert not site.store.proofs
     assert site.store.objects["w3"]["metadata"]["annotations"]["gpunodes.dev/gpu-boot"] == "boot-w3"
+
+
+def test_a_pod_that_another_node_made_proves_nothing(site: Site) -> None:
+    """A kubelet may make a mirror pod with any name, and report that it succeeded."""
+    site.store.slow = True
+    site.server.increase("t4", 1)
+    site.boots("w3")
+    looks(site)
+    [(path, pod)] = site.store.proofs.items()
+    site.store.proofs[path] = {**pod, "spec": {**pod["spec"], "nodeName": "w1"}, "status": {"phase": "Succeeded"}}
+    site.look()
+    assert site.phases()["w3"] is Phase.STARTING
+    site.until(lambda: site.store.proofs.get(path, {}).get("spec", {}).get("nodeName") != "w1")
+    looks(site)
+    assert site.store.proofs[path]["spec"]["nodeName"] == "w3"
+    assert site.phases()["w3"] is Phase.STARTING
 
 
 @pytest.mark.parametrize("broken", ["exit code", "fewer GPUs"])
@@ -680,7 +691,16 @@ def test_the_states_of_all_machines_fit_into_one_config_map(machines: int) -> No
     assert state.parse(each.text()) is not None
 
 
-def test_templates_are_as_seen_before_as_planned(site: Site) -> None:
+def with_gpus(**gpus: int) -> Site:
+    """A site whose plan knows these machines with so many GPUs."""
+    given = document(THREE, POOLS)
+    for name, count in gpus.items():
+        given["machines"][name]["capacity"] = {**given["machines"][name]["capacity"], GPU: str(count)}
+    return Site(plan.parse(given))
+
+
+def test_templates_are_as_seen_before_as_planned() -> None:
+    site = with_gpus(w3=4)
     assert site.server.template("t4").capacity[GPU] == "2"
     in_service(site, "w3", gpus=4, labels={"gpunodes.dev/pool": "t4", "rack": "r1"})
     found = site.server.template("t4")
@@ -689,7 +709,8 @@ def test_templates_are_as_seen_before_as_planned(site: Site) -> None:
     assert "kubernetes.io/hostname" not in found.labels
 
 
-def test_a_template_is_what_all_machines_of_a_pool_have_in_common(site: Site) -> None:
+def test_a_template_is_what_all_machines_of_a_pool_have_in_common() -> None:
+    site = with_gpus(w1=4, w2=8)
     in_service(site, "w1", gpus=4, labels={"rack": "r1", "app": "x"})
     in_service(site, "w2", gpus=8, labels={"rack": "r1"})
     found = site.server.template("h100")
@@ -711,6 +732,17 @@ def test_a_template_has_the_system_by_which_pods_select_nodes(
     assert found["kubernetes.io/os"] == "linux"
     assert found.get("kubernetes.io/arch") == wanted
     assert "kubernetes.io/hostname" not in found
+
+
+@pytest.mark.parametrize("others", ["amd64", None])
+def test_no_single_machine_decides_the_architecture_of_its_pool(others: str | None) -> None:
+    """Pods that select another one than it reported started no machine of the pool."""
+    names = ("w1", "w2", "w3")
+    site = Site(parsed(dict.fromkeys(names, "h100"), {"h100": (0, 3, 50)}))
+    for name in names:
+        text = "arm64" if name == "w1" else others
+        in_service(site, name, labels={"kubernetes.io/arch": text} if text else {})
+    assert site.server.template("h100").labels["kubernetes.io/arch"] == "amd64"
 
 
 def test_a_kubelet_that_is_too_old_for_the_control_plane_gets_no_pods(site: Site) -> None:

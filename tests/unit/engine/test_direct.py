@@ -20,7 +20,7 @@ from gpunodes.engine import control_planes
 from gpunodes.engine.cluster import connection, direct, exec_plugin
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.direct import ByKubeconfig
-from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
+from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused, TooLarge
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import WrongInput
@@ -55,7 +55,7 @@ def test_the_path_of_the_server_and_the_token_are_used(server: Server) -> None:
     assert found.nodes() == []
     assert server.asked == [
         ("/k8s/c-1/api/v1/namespaces/kube-system", "Bearer t0ken"),
-        ("/k8s/c-1/api/v1/nodes", "Bearer t0ken"),
+        ("/k8s/c-1/api/v1/nodes?limit=500", "Bearer t0ken"),
     ]
     assert found.session.request("GET", "/version").time == 1795654800
     assert found.lock_holder() is None
@@ -84,7 +84,7 @@ def test_a_hostile_server_is_an_error(server: Server, answer: Any, message: str)
 def test_a_response_that_does_not_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "_MAX_BYTES", 1000)
     server.answer = lambda _: (200, {}, b" " * 100_000)
-    with pytest.raises(NoResponse, match="too large"):
+    with pytest.raises(TooLarge, match="too large"):
         cluster(server.kubeconfig()).nodes()
 
 

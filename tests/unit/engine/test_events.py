@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -69,3 +70,24 @@ def test_causes_are_explained(outcome: Outcome, result: str, message: str) -> No
 def test_a_censored_failure_is_reported_as_such() -> None:
     event = TaskEnded("m", "worker", "Join", Outcome.FAILED, 0.0, {"censored": "the output has been hidden"})
     assert "secret" in events.cause(event)
+
+
+_LINES = ("python", "Load key ", "Permission denied (", "interpreter ", "No such file or directory: ", "sudo: ", "x")
+
+
+@pytest.mark.parametrize("line", _LINES)
+@pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.FAILED])
+def test_a_machine_that_sends_megabytes_of_one_message_costs_no_time(outcome: Outcome, line: str) -> None:
+    flood = line * ((1 << 20) // len(line))
+    result = dict.fromkeys(("msg", "module_stderr", "stderr", "module_stdout"), flood)
+    began = time.process_time()
+    assert len(events.cause(TaskEnded("m", "node", "Prepare", outcome, 0.0, result))) < 1 << 14
+    assert len(events.ssh_reason(flood)) < 1 << 14
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("place", ["{0}{1}", "{1}{0}"])
+def test_the_cause_is_found_at_both_ends_of_a_long_output(place: str) -> None:
+    text = place.format("bash: /usr/bin/python3: No such file or directory\n", "noise\n" * 100_000)
+    event = TaskEnded("m", "node", "Prepare", Outcome.FAILED, 0.0, {"msg": "MODULE FAILURE", "module_stderr": text})
+    assert "Python is not installed" in events.cause(event)

@@ -247,6 +247,21 @@ def test_a_port_that_opens_late_is_the_first_that_is_reported() -> None:
     assert set(states[1:-1]) == {"alive"}
 
 
+def test_a_kubectl_that_survives_its_end_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\ntrap '' TERM\nsleep 20\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: str(kubectl))
+    monkeypatch.setattr(kubeconfig, "load", lambda _: kubeconfig.Kubeconfig("https://x:6443", "", None, None))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(port_forward, "_END_S", 0.5)
+    # As when the program has reported its end.
+    monkeypatch.setattr(port_forward, "_follow", lambda _: time.sleep(0.5))
+    began = time.monotonic()
+    port_forward.main({"kubeconfig": "x", "namespace": "x", "local": 1, "port": 1, "pod": "x"})
+    assert time.monotonic() - began < 10
+
+
 def test_the_api_server_of_the_machine_itself_is_preferred() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         own = f"https://127.0.0.1:{server.getsockname()[1]}"

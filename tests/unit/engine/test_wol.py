@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gpunodes import settings
+from gpunodes.engine import identities
 from gpunodes.engine import power as powers
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.engine.machine_control import MachineControl
@@ -148,6 +149,43 @@ def test_the_address_is_that_of_the_settings_or_the_reported_one() -> None:
     assert found.macs == ("52:54:00:00:00:01",)
     with pytest.raises(WrongInput, match="but no gpunodes_bmc_mac, and the machine never reported one"):
         kinds.access("gpu-1", given())
+
+
+OWN, OF_V = "52:54:00:00:00:01", "52:54:00:00:00:02"
+
+
+def test_what_another_machine_has_is_not_woken() -> None:
+    """Root on W reported the address of V: `gpunodes power W on` woke V."""
+    found = kinds.access("w", given(), macs=[OF_V, OWN], others={OF_V: "v"})
+    assert found
+    assert (found.macs, found.shared) == ((OWN,), "")
+    found = kinds.access("w", given(mac=OF_V), macs=[OF_V], others={OF_V: "v"})
+    assert found
+    assert (found.macs, found.shared) == ((OF_V,), ""), "the settings decide"
+    control = MachineControl(
+        "w", "10.0.0.5", given(), 0, MachineIdentity("w", macs=(OF_V,)), macs_of_others={OF_V: "v"}
+    )
+    why = f"w reported no MAC address of its own to wake: {OF_V} is one of v, too"
+    with pytest.raises(PowerProblem, match=why) as problem:
+        control.own_power().order(Order.ON)
+    assert problem.value.trouble is Trouble.WRONG_MACHINE
+    assert problem.value.problem.remedy == "set gpunodes_bmc_mac of w"
+
+
+def test_the_addresses_of_others_are_those_of_settings_and_reports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = tmp_path / "hosts.yml"
+    hosts = "{v: {gpunodes_bmc_mac: '52-54-00-00-00-AA'}, u: {}, w: {gpunodes_bmc_type: wol}}"
+    path.write_text(f"workers: {{hosts: {hosts}}}\n")
+    fleet = InventoryFleet(Inventory(path))
+    reports = {"u": {"macs": [OF_V]}, "w": {"macs": [OF_V, "52:54:00:00:00:aa"]}}
+    identities.remember(fleet.cluster_name, reports)
+    assert fleet.macs_of_others("w") == {"52:54:00:00:00:aa": "v", OF_V: "u"}
+    (w,) = [each for each in fleet.all_machines() if each.name == "w"]
+    with pytest.raises(PowerProblem, match=f"{OF_V} is one of u, too"):
+        fleet.machine_control(w).own_power().order(Order.ON)
 
 
 @pytest.mark.parametrize("mac", ["52:54:00:12:34", "52:54:00:12:34:5g", "x", "525400123456", 41135085296])

@@ -197,7 +197,7 @@ def test_bandwidth(text: str, wanted: float) -> None:
 
 def test_xids_during_the_test() -> None:
     log = "NVRM: Xid (PCI:0000:3B:00): 63, pid=1\nNVRM: Xid (PCI:0000:3B:00): 63, pid=2\nNVRM: loading\n"
-    assert [str(each) for each in burn_in_results.xids(log)] == [
+    assert [str(each) for each in burn_in_results.xids(log.split("\n"))] == [
         "kernel log on GPU 0000:3b:00: Xid 63 during the burn-in"
     ]
 
@@ -221,14 +221,14 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "PATH", path)
     monkeypatch.setattr(gpu_verify, "_stuck", lambda: "")
     # pytest reads this process's output, not a controller.
-    monkeypatch.setattr(gpu_verify, "is_disconnected", lambda: False)
+    monkeypatch.setattr(process, "is_disconnected", lambda: False)
     (tmp_path / "discovery").write_text(DISCOVERY)
     write(folder, "nvidia-smi", f"cat {tmp_path}/smi")
     (tmp_path / "smi").write_text(SMI.format(""))
-    (tmp_path / "log").touch()
-    # The last line of the kernel, of any time; and the lines since a time.
-    write(folder, "journalctl", f'case "$*" in *"-n 1") echo usb;; *) cat {tmp_path}/log;; esac')
-    write(folder, "dmesg", "echo dmesg: Operation not permitted >&2; exit 1")
+    monkeypatch.setattr(burn_in, "ROOT", str(tmp_path))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kmsg").write_text("6,1,1000000,-;usb\n")
+    (tmp_path / "usr/bin").mkdir(parents=True)
     return folder
 
 
@@ -264,16 +264,51 @@ def test_xids_fail_a_burn_in_that_dcgm_passes(programs: Path) -> None:
     assert burn_in.burn_in(1, "containerd", "", [])["failed"].endswith("dcgmi: exit code 2, although no test failed")
     dcgmi(programs, report, f"cat {programs.parent}/diag")
     assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
-    (programs.parent / "log").write_text("NVRM: Xid (PCI:0000:3b:00): 63, pid=1\n")
-    assert "Xid 63" in burn_in.burn_in(1, "containerd", "", [])["failed"]
+    # Those of before the test do not count.
+    kernel_writes(programs, f"3,2,2000000,-;{XID}")
+    assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
+    dcgmi(programs, report, f"cat {programs.parent}/during >> {programs.parent}/dev/kmsg; cat {programs.parent}/diag")
+    (programs.parent / "during").write_text(f"3,3,3000000,-;{XID}\n")
+    assert "kernel log on GPU 0000:3b:00: Xid 63" in burn_in.burn_in(1, "containerd", "", [])["failed"]
 
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 63, pid=1"
+SEGFAULT = "x[7]: segfault at 0 ip 0 sp 0 error 4 in "
+
+
+def kernel_writes(programs: Path, *records: str) -> None:
+    with (programs.parent / "dev/kmsg").open("a") as file:
+        file.writelines(f"{record}\n" for record in records)
+
+
+def passing(programs: Path, script: str) -> None:
+    """A dcgmi whose test passes; the script runs during the test."""
+    (programs.parent / "engine").touch()
+    tests = [{"name": "memory", "results": [{"entity_id": 0, "status": "Pass"}]}]
+    report = {"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}
+    dcgmi(programs, report, f"{script}; cat {programs.parent}/diag")
+
+
+def test_a_program_with_the_name_of_an_xid_fails_no_burn_in(programs: Path) -> None:
+    """The kernel writes the file name of a program that crashes; user space writes with another facility."""
+    folder = programs.parent
+    lines = (f"6,7,7000000,-;{SEGFAULT}{XID}[1000]", rf"6,8,8000000,-;{SEGFAULT}\x0a{XID}", f"12,9,9000000,-;{XID}")
+    (folder / "during").write_text("".join(f"{line}\n" for line in lines))
+    passing(programs, f"cat {folder}/during >> {folder}/dev/kmsg")
+    assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
+    # The journal has the lines that the ring buffer has lost; it indents further lines of a message.
+    write(folder / "usr/bin", "journalctl", f"cat {folder}/journal")
+    journal = [f"[    9.100000] h kernel: {SEGFAULT}{XID}", f"[    9.200000] h kernel: {SEGFAULT}", f"       {XID}"]
+    (folder / "journal").write_text("".join(f"{line}\n" for line in journal))
+    passing(programs, f"echo '6,99,9900000,-;usb' > {folder}/dev/kmsg")
+    assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
+
+
 NO_JOURNAL = {
     "not installed": "",
     "no files": "echo No journal files were found. >&2",
     "without the kernel": ":",
-    "broken": 'case "$*" in *"-n 1") echo usb;; *) echo Bad message >&2; exit 1;; esac',
+    "older": "echo '[    0.500000] h kernel: usb'",
     "slow": "exec sleep 60",
 }
 
@@ -282,28 +317,17 @@ NO_JOURNAL = {
 def test_a_kernel_log_that_is_not_read_is_no_pass(name: str, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = programs.parent
     monkeypatch.setattr(burn_in, "_LOG_S", 0.5)
-    (folder / "engine").touch()
-    tests = [{"name": "memory", "results": [{"entity_id": 0, "status": "Pass"}]}]
-    report = {"DCGM Diagnostic": {"test_categories": [{"tests": tests}]}}
-    dcgmi(programs, report, f"cat {folder}/during >> {folder}/ring; cat {folder}/diag")
-    (folder / "during").touch()
-    if name == "not installed":
-        monkeypatch.setattr(process, "PATH", f"{programs}:{only(folder, 'cat', 'sleep')}")
-        (programs / "journalctl").unlink()
-    else:
-        write(programs, "journalctl", NO_JOURNAL[name])
+    if name != "not installed":
+        write(folder / "usr/bin", "journalctl", NO_JOURNAL[name])
+    passing(programs, f"echo '6,99,9900000,-;usb' > {folder}/dev/kmsg")
     failed = burn_in.burn_in(1, "containerd", "", [])["failed"]
-    assert "kernel log: not read, so Xids are unknown: " in failed
-    assert failed.endswith("; dmesg: Operation not permitted")
-
-    # The ring buffer has the lines where the journal has not: those since the begin of the test count.
-    write(programs, "dmesg", f"cat {folder}/ring")
-    (folder / "ring").write_text(f"<6>[    1.000000] usb\n<3>[    2.000000] {XID}\n")
-    assert not burn_in.burn_in(1, "containerd", "", [])["failed"]
-    (folder / "during").write_text(f"<3>[    3.000000] {XID}\n")
+    assert "kernel log: not read, so Xids are unknown: the ring buffer has lost lines of the test" in failed
+    write(folder / "usr/bin", "journalctl", f"echo '[   20.000000] h kernel: {XID}'")
+    passing(programs, f"echo '6,999,99000000,-;usb' > {folder}/dev/kmsg")
     assert "kernel log on GPU 0000:3b:00: Xid 63" in burn_in.burn_in(1, "containerd", "", [])["failed"]
-    dcgmi(programs, report, f"echo '<6>[    9.000000] usb' > {folder}/ring; cat {folder}/diag")
-    assert burn_in.burn_in(1, "containerd", "", [])["failed"].endswith("; dmesg has lost lines of the test")
+    (folder / "dev/kmsg").unlink()
+    failed = burn_in.burn_in(1, "containerd", "", [])["failed"]
+    assert failed.endswith("Xids are unknown: /dev/kmsg: No such file or directory")
 
 
 def only(folder: Path, *names: str) -> Path:
@@ -351,7 +375,7 @@ def test_a_controller_that_disconnects_ends_the_test(programs: Path, monkeypatch
     (programs.parent / "engine").touch()
     dcgmi(programs, {}, f"trap 'touch {programs.parent}/stopped; exit 0' TERM; sleep 60 & wait")
     begun = time.monotonic()
-    monkeypatch.setattr(gpu_verify, "is_disconnected", lambda: time.monotonic() - begun > 1)
+    monkeypatch.setattr(process, "is_disconnected", lambda: time.monotonic() - begun > 1)
     with pytest.raises(MachineProblem):
         burn_in.burn_in(1, "containerd", "", [])
     assert (programs.parent / "stopped").exists()

@@ -465,6 +465,18 @@ def test_a_hostile_output_costs_little_and_controls_nothing(program: Program) ->
     assert len(cause.found) < 500
 
 
+def test_lines_that_are_joined_do_not_become_long_ones() -> None:
+    joined = [*causes._lines("x:\n" + "  file file file:\n" * 8000)]
+    assert max(map(len, joined)) <= causes._LONGEST_LINE
+
+
+def test_a_kubelet_that_reports_a_huge_pull_costs_little() -> None:
+    began = time.process_time()
+    for _ in range(100):
+        assert causes.of_pull("lookup " + "lookup a" * 100_000) is None
+    assert time.process_time() - began < 10
+
+
 def test_a_login_in_an_address_is_not_shown() -> None:
     """dnf shows the whole address of a source, and kubeadm a token."""
     url = "https://admin:hunter2@mirror.example/repodata/repomd.xml"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import kube_api
-from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, tokens
+from gpunodes.ansible.module_utils.cluster import nodes, readiness, removal, removed_nodes, tokens
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.planner import reports
 
@@ -74,13 +75,18 @@ def test_the_node_of_a_control_plane_is_drained_only_on_request_and_may_stay(
         calls.append("drain")
         return True
 
+    def refused(*_: Any) -> list[str]:
+        calls.append("refuse")
+        return []
+
     monkeypatch.setattr(kube_api, "admin", Client)
     monkeypatch.setattr(removal, "_drain", drained)
+    monkeypatch.setattr(removed_nodes, "refuse", refused)
     with pytest.raises(MachineProblem, match="worker-1 is a control plane"):
         removal.remove("worker-1", 10, force=True, check=False)
     assert calls == []
     report, _ = removal.remove("worker-1", 10, force=False, check=False, control_plane=True, keep=keep)
-    assert calls == (["drain"] if keep else ["drain", "DELETE"])
+    assert calls == (["drain"] if keep else ["drain", "refuse", "DELETE"])
     assert report.actions == ["drain worker-1", *([] if keep else ["delete node worker-1"])]
     node["spec"] = {"unschedulable": True}
     report, _ = removal.remove("worker-1", 10, force=False, check=True, control_plane=True, keep=True)
@@ -109,8 +115,13 @@ def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
         calls.append(("drain",))
         return True
 
+    def refused(_: Any, name: str) -> list[str]:
+        calls.append(("refuse", name))
+        return []
+
     monkeypatch.setattr("gpunodes.ansible.module_utils.kube_api.admin", Client)
     monkeypatch.setattr(removal, "_drain", drained)
+    monkeypatch.setattr(removed_nodes, "refuse", refused)
     described = nodes.describe(node, [])
     expected = {key: described[key] for key in ("uid", "boot_id", "machine_id", "product_uuid")}
     if changed:
@@ -121,6 +132,7 @@ def test_a_node_of_another_machine_is_neither_drained_nor_deleted(
         removal.remove("worker-1", 10, False, False, expected)
         assert calls == [
             ("drain",),
+            ("refuse", "worker-1"),
             ("DELETE", "/api/v1/nodes/worker-1", {"preconditions": {"uid": "uid-1"}}),
         ]
 
@@ -144,6 +156,26 @@ def test_what_one_node_reports_oddly_is_its_own_trouble() -> None:
     assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
     assert told["reason"] == "its kubelet reports an invalid address and version and runtime"
     whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": [told]}
+    assert reports.cluster_problem(whole) == ""
+
+
+def test_a_node_with_thousands_of_values_is_its_own_trouble() -> None:
+    labels = {f"own-{number}": "" for number in range(1001)}
+    metadata = {
+        **NODE["metadata"],
+        "labels": labels,
+        "annotations": {**NODE["metadata"]["annotations"], "gpunodes.dev/managed": json.dumps({"labels": [*labels]})},
+    }
+    addresses = [{"type": "InternalIP", "address": f"10.0.{number // 250}.{number % 250}"} for number in range(1001)]
+    told = nodes.describe({**NODE, "metadata": metadata, "status": {**NODE["status"], "addresses": addresses}}, [])
+    assert (told["addresses"], told["managed"]) == ([], {"labels": {}, "taints": []})
+    assert [told[key] for key in ("ready", "verified", "gpus_verified")] == [False] * 3
+    assert "has more than 1000 addresses and managed labels" in told["reason"]
+    assert told["machine_id"] == "m", "it can be removed"
+    unreadable = nodes.unreadable("worker-2", "no labels")
+    assert (unreadable["ready"], unreadable["reason"]) == (False, "its Node object cannot be read: no labels")
+    listed = [told, unreadable]
+    whole = {"version": "v1.36.3", "endpoint": "10.0.0.1:6443", "ca_hash": "sha256:" + "0" * 64, "nodes": listed}
     assert reports.cluster_problem(whole) == ""
 
 

@@ -33,6 +33,9 @@ class Packages:
         self.removes: list[str] = []
         self.downloads: dict[str, str] = {}
         self.broken = False
+        self.needs: dict[str, list[str]] = {}
+        """What packages depend on: each entry is one dependency, with its alternatives separated by "|"."""
+        self.files: dict[str, list[str]] = {}
 
     def installed(self, names: Sequence[str]) -> Mapping[str, packages.PackageState]:
         return {name: self.there[name] for name in names if name in self.there}
@@ -66,8 +69,18 @@ class Packages:
         for name in names:
             self.there[name] = packages.PackageState(self.there[name].version, held=held)
 
+    def removals(self, names: Sequence[str]) -> Sequence[str]:
+        left = {name for name in self.there if name not in names}
+        while broken := {name for name in left for each in self.needs.get(name, ()) if not left & {*each.split("|")}}:
+            left -= broken
+        return [name for name in self.there if name not in left]
+
+    def contents(self, names: Sequence[str]) -> tuple[Sequence[str], str]:
+        return [path for name in names for path in self.files.get(name, ())], "adduser --system statd"
+
     def purge(self, names: Sequence[str]) -> None:
-        for name in names:
+        self.calls.append(f"purge {' '.join(names)}")
+        for name in self.removals(names):
             del self.there[name]
 
 
@@ -270,6 +283,32 @@ def test_what_was_there_stays(machine: Packages, tmp_path: Path) -> None:
     converge(spec(tmp_path / "root"))
     undo.Undoer().run()
     assert machine.there == {"containerd": packages.PackageState("1.7.1-1", held=True)}
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_hold_of_the_administrator_outlives_a_replacement(machine: Packages, held: bool) -> None:
+    """The package manager releases what it replaces: it is held again, and was so before gpunodes."""
+    machine.there["containerd"] = packages.PackageState("1.6.0-1", held=held)
+    wanted = packages.RequestedPackage("containerd", "1.7.*", hold=True, replace=True)
+    done = converge(Spec(packages=(wanted,)))
+    assert done.actions == ["install containerd 1.7.24-1", "hold containerd"]
+    assert machine.there["containerd"].held
+    assert ledger.load().holds == ([] if held else ["containerd"])
+    assert converge(Spec(packages=(wanted,))).actions == []
+
+
+def test_what_a_pattern_holds_is_noted_unless_it_was_held(machine: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.there |= {f"nvidia-{name}": packages.PackageState("1", held=name == "mine") for name in ("mine", "other")}
+    patterned = {name: state for name, state in machine.there.items() if name.startswith("nvidia-")}
+    monkeypatch.setattr(machine, "matching", lambda _: machine.installed([*patterned]), raising=False)
+
+    def install(chosen: Mapping[str, str], **_: bool) -> None:
+        machine.there |= {name: packages.PackageState("2", held=False) for name in (*patterned, *chosen)}
+
+    monkeypatch.setattr(machine, "install", install)
+    converge(Spec(packages=(packages.RequestedPackage("containerd", "1.7.*"),), holds=("nvidia-*",)))
+    assert [name for name, state in machine.there.items() if state.held] == ["nvidia-mine", "nvidia-other"]
+    assert ledger.load().holds == ["nvidia-other"]
 
 
 @pytest.mark.usefixtures("machine")

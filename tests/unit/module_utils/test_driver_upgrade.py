@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import ledger, packages
+from gpunodes.ansible.module_utils import gpu_users, ledger, packages
 from gpunodes.ansible.module_utils.driver_upgrade import kept, transaction, upgrade, users
 from gpunodes.ansible.module_utils.host import gpu_driver, services
 from gpunodes.ansible.module_utils.host.spec import Driver, Service, Spec
@@ -202,6 +202,8 @@ def test_a_driver_is_replaced_and_put_back_without_a_network(machine: Machine) -
     noted = ledger.load(ledger.path_of("gpu"))
     assert {"nvidia-driver-pinning-590"} <= {*noted.packages}
     assert noted.directories == [kept.ROOT]
+    # Those that both drivers have were held by others.
+    assert {*noted.holds} == {*version_set(OLD)} ^ {*version_set(NEW)}
     assert upgrade.BLOCK in noted.files
 
 
@@ -242,11 +244,15 @@ def test_an_interrupted_preparation_continues(machine: Machine) -> None:
     assert {kept.load(each).version for each in (OLD, NEW)} == {OLD, NEW}  # type: ignore[union-attr]  # both are there
 
 
-def test_a_driver_in_use_is_left_as_it_was_and_its_users_are_named(machine: Machine) -> None:
+def test_a_driver_in_use_is_left_as_it_was_and_its_users_are_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     upgrade.prepare(SPEC)
     machine.stuck = True
     machine.load()
+    monkeypatch.setattr(gpu_users, "_major", lambda _: 195)
     (machine.root / "proc/7/fd").mkdir(parents=True)
+    (machine.root / "proc/devices").write_text("Character devices:\n195 nvidia\n")
     (machine.root / "proc/7/fd/3").symlink_to("/dev/nvidia0")
     (machine.root / "proc/7/comm").write_text("Xorg\x1b[2J\nroot: ok\n")
     with pytest.raises(MachineProblem) as error:

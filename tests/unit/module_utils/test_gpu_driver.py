@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import platform
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import escalate, gpu_facts, ledger
+from gpunodes.ansible.module_utils import escalate, gpu_facts, gpu_users, ledger
 from gpunodes.ansible.module_utils.driver_upgrade import users
 from gpunodes.ansible.module_utils.host import gpu_driver
 from gpunodes.ansible.module_utils.host.changes import Changes
@@ -42,7 +41,6 @@ class Machine:
     installed: str = "580.65.06"
     stuck: bool = False
     refusal: str = ""
-    log: str = ""
     initramfs: str = "usr/lib/modules/6.12.1/kernel/drivers/net/virtio_net.ko\n"
 
     def load(self, name: str, version: str = "") -> None:
@@ -71,7 +69,7 @@ class Machine:
             self.load(words[1], self.installed)
         if words[0] == "dkms":
             self.installed = "580.65.06" if self.installed != "never" else ""
-        outputs = {"lsinitramfs": self.initramfs, "lsinitrd": self.initramfs, "dmesg": self.log}
+        outputs = {"lsinitramfs": self.initramfs, "lsinitrd": self.initramfs}
         return CommandResult(argv, 0, outputs.get(words[0], ""), "")
 
 
@@ -252,9 +250,29 @@ NVRM: None of the NVIDIA devices were initialized.
 }
 
 
+def kernel_wrote(machine: Machine, *messages: str) -> None:
+    """/dev/kmsg with messages of the kernel; a line feed in one is escaped there."""
+    records = [f"4,{number},{number},-;{text}\n" for number, text in enumerate(messages)]
+    (machine.root / "dev/kmsg").write_text("".join(records))
+
+
+def test_a_program_that_crashes_is_not_the_driver_s_reason(machine: Machine) -> None:
+    """The kernel writes the name of its file; user space writes with another facility."""
+    kernel_wrote(
+        machine,
+        r"NVRM: GPU 0000:02:00.0: RmInitAdapter failed!\x0aNVRM: (0x22:0x56:1017)",
+        r"x[7]: segfault at 0 ip 0 sp 0 error 4 in \x0aNVRM: This is not supported by open\x0a[400000+1000]",
+        r"x[8]: segfault at 0 ip 0 sp 0 error 4 in Nvlink Core is being initialized[400000+1000]",
+    )
+    with (machine.root / "dev/kmsg").open("a") as file:
+        file.write("12,9,9,-;NVRM: written by a program\n")
+    assert gpu_driver.messages(gpu_driver._kernel_log()) == "GPU 0000:02:00.0: RmInitAdapter failed! (0x22:0x56:1017)"
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 def test_a_refused_module_shows_the_driver_s_own_reason(machine: Machine, case: str) -> None:
-    machine.log, found, remedy = REFUSALS[case]
+    log, found, remedy = REFUSALS[case]
+    kernel_wrote(machine, *log.splitlines())
     machine.refusal = "modprobe: ERROR: could not insert 'nvidia': No such device"
     with pytest.raises(MachineProblem) as raised:
         gpu_driver.load_driver(changes(), DRIVER)
@@ -284,10 +302,18 @@ def test_a_specification_of_other_devices_is_written_anew() -> None:
         gpu_driver.publish_devices(changes())
 
 
+def with_devices(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A /proc whose links to /dev/nvidia0 and others lead to devices of the driver; a user cannot make devices."""
+    proc.mkdir()
+    (proc / "devices").write_text("Character devices:\n195 nvidia\n")
+    monkeypatch.setattr(gpu_users, "_major", lambda _: 195)
+
+
 def test_users_of_a_gpu_are_named_and_its_own_services_are_not(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_driver, "PROC", str(machine.root / "proc"))
+    with_devices(machine.root / "proc", monkeypatch)
     groups = {"7": "nvidia-persistenced.service", "8": "kubepods.slice/pod1", "9": "user.slice"}
     for number, group in groups.items():
         folder = machine.root / "proc" / number
@@ -304,6 +330,7 @@ def test_a_process_that_closes_files_meanwhile_is_not_overlooked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A data loader does so all the time. Its device may have been deleted since, too."""
+    with_devices(tmp_path / "proc", monkeypatch)
     folder = tmp_path / "proc/8"
     (folder / "fd").mkdir(parents=True)
     for number, link in enumerate(("/dev/null", "/dev/nvidia0 (deleted)", "/dev/null")):
@@ -322,7 +349,8 @@ def test_a_process_that_closes_files_meanwhile_is_not_overlooked(
     assert gpu_driver.holders([]) == ["python3 (8)"]
     assert [each.name for each in users.find()] == ["python3"]
     assert gpu_facts._clients(str(tmp_path)) == 1
-    monkeypatch.setattr(glob, "glob", lambda _: [str(folder)])
+    find = gpu_users.find
+    monkeypatch.setattr(gpu_users, "find", lambda names: find(names, str(tmp_path / "proc")))
     assert escalate.holders([]) == ["python3 (8)"]
 
 

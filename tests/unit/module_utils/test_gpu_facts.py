@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import gpu_facts
+from gpunodes.ansible.module_utils import gpu_facts, gpu_users
 from gpunodes.ansible.module_utils.process import CommandResult
 
 KERNEL = "6.12.48+deb13-amd64"
@@ -237,7 +237,9 @@ def test_runtimes(t4: Root) -> None:
     assert t4.read()["runtimes"] == {"containerd.io": "1.7.28-1", "docker-ce": "5:28.1.0-1"}
 
 
-def test_clients_are_processes_with_a_gpu_open(t4: Root) -> None:
+def test_clients_are_processes_with_a_gpu_open(t4: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_users, "_major", lambda _: 195)
+    t4.file("/proc/devices", "Character devices:\n195 nvidia\n")
     load(t4, "580.65.06", "NVIDIA UNIX Open Kernel Module for x86_64")
     for pid, (name, device) in enumerate(
         [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -65,15 +64,6 @@ def test_the_first_level_that_fails_ends_the_look(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_verify, "_host", lambda *_: gpu_verify.parse_smi(SMI))
     monkeypatch.setattr(gpu_verify, "_container", broken)
     assert [level["level"] for level in gpu_verify.verify("image", "containerd", [])["levels"]] == ["host", "container"]
-
-
-def test_a_program_that_hangs_is_not_waited_for() -> None:
-    began = time.monotonic()
-    done = gpu_verify.run_or_abandon(["sleep", "60"], 0.3)
-    assert (done.code, time.monotonic() - began < 10) == (124, True)
-    assert "did not end within" in done.err
-    assert gpu_verify.run_or_abandon(["no-such-program"], 1).code == 127
-    assert gpu_verify.run_or_abandon(["echo", "hello"], 5).out == "hello\n"
 
 
 def node(labels: dict[str, str], taints: list[dict[str, str]], managed: Any = None) -> dict[str, Any]:

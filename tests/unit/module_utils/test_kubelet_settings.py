@@ -39,8 +39,11 @@ class Api:
         monkeypatch.setattr(kubelet_settings, "Client", lambda *_, **__: self)
 
     def get(self, path: str) -> Any:
-        if path == "/api/v1/nodes":
-            return {"items": self.listed}
+        assert path == "/api/v1/nodes"
+        return {"items": self.listed}
+
+    def call(self, method: str, path: str) -> Any:
+        assert method == "GET"
         with self.lock:
             self.asked.append(path)
         answer = self.answers.get(path.split("/")[4], {"kubeletconfig": {}})

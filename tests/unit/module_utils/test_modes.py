@@ -57,6 +57,7 @@ from gpunodes.ansible.module_utils.cluster import (
     optional,
     readiness,
     removal,
+    removed_nodes,
     storage,
     upgraded,
 )
@@ -428,6 +429,7 @@ def node_removed(machine: Machine) -> dict[str, Any]:
         return True
 
     machine.monkeypatch.setattr(removal, "_drain", drain)
+    machine.monkeypatch.setattr(removed_nodes, "_is_in_force", lambda _: True)
     return {"name": "worker-1"}
 
 
@@ -911,7 +913,11 @@ CHANGING: dict[str, tuple[Prepare, dict[str, Any]]] = {
     ),
     "node_removed": (
         node_removed,
-        {"nodes": ({"worker-1": "present"}, {}), "pods": ({"default/web": "on worker-1"}, {})},
+        {
+            "nodes": ({"worker-1": "present"}, {}),
+            "pods": ({"default/web": "on worker-1"}, {}),
+            "refused nodes": ({}, {"worker-1": "removed"}),
+        },
     ),
     "prepared": (
         completed,

@@ -439,6 +439,7 @@ def test_existing_docker_data_is_not_purged(created: bool, action: str) -> None:
 class Apt:
     def finish_interrupted(self): pass
     def installed(self, names): return {{name: packages.PackageState("1", held=False) for name in names}}
+    def removals(self, names): return names
     def purge(self, names): calls.append("purge " + " ".join(names))
     def remove(self, names): calls.append("remove " + " ".join(names))
 packages.detect = Apt

@@ -226,7 +226,16 @@ def test_a_runtime_is_replaced_and_put_back_without_a_network(machine: Machine) 
     with pytest.raises(MachineProblem, match=r"installed: .*containerd 1\.7"):
         upgrade.verify(specs)
     assert ledger.load().directories == [str(machine.root / "cache")]
-    assert {"containerd"} <= {*ledger.load().holds}
+    # Others held them before.
+    assert ledger.load().holds == []
+
+
+def test_what_was_not_held_before_is_released_by_a_reset(machine: Machine) -> None:
+    machine.hold(["containerd"], held=False)
+    upgrade.prepare(machine.specs())
+    upgrade.apply(machine.specs())
+    assert [name for name, state in machine.there.items() if not state.held] == ["runc"]
+    assert ledger.load().holds == ["containerd"]
 
 
 def test_the_configuration_of_a_version_is_there_before_its_package_starts_the_service(

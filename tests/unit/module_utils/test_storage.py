@@ -152,8 +152,9 @@ def test_clients_of_nfs_4_count_until_their_lease_ends(nfsd: Path) -> None:
     client(nfsd, 5, "[fd00::9]:812", "")
     client(nfsd, 6, "{{ x }}:812", "status: confirmed")
     assert nfs_clients.clients() == ["10.0.0.7", "fd00::9"]
-    with pytest.raises(MachineProblem, match=r"10\.0\.0\.7, fd00::9 use the NFS server of this machine"):
+    with pytest.raises(MachineProblem, match=r"10\.0\.0\.7, fd00::9 use the NFS server of this machine") as raised:
         nfs_clients.check_unused(0)
+    assert "or wait if nothing is mounted" in raised.value.problem.remedy
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])

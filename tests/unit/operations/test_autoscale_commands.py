@@ -185,6 +185,24 @@ def test_a_machine_without_a_bmc_is_woken_by_the_address_that_it_reported(place:
     assert place.passwords == {}, "Wake-on-LAN has none"
 
 
+def test_no_machine_is_woken_by_an_address_of_another(place: Objects, run: Run) -> None:
+    """The power server knows only machines that scale: the address may be one of another."""
+    Path("hosts.yml").write_text(INVENTORY.replace("bmc_type: redfish", "bmc_type: wol"))
+    cluster, shared = Inventory(Path("hosts.yml")).cluster, "52:54:00:00:00:09"
+    identities.remember(cluster, {"control-1": {"macs": [shared]}})
+    identities.remember(cluster, {"w1": {"hostname": "w1", "product_uuid": uuid("w1"), "macs": ["52:54:00:00:00:01"]}})
+    about = {"hostname": "w2", "product_uuid": uuid("w2")}
+    identities.remember(cluster, {"w2": {**about, "macs": [shared]}})
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.WRONG_INPUT
+    assert f"w2 reported no MAC address of its own to wake: {shared} is one of control-1, too" in err
+    assert "set gpunodes_bmc_mac of w2" in err
+    identities.remember(cluster, {"w2": {**about, "macs": [shared, "52:54:00:00:00:02"]}})
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.DONE, err
+    assert place.document["machines"]["w2"]["identity"]["macs"] == ["52:54:00:00:00:02"]
+
+
 def test_a_machine_that_cannot_be_prepared_ends_it_before_the_plan(place: Objects, run: Run) -> None:
     place.failure = "No space left on device"
     code, _, err = run("up", "--yes")

@@ -228,6 +228,16 @@ def test_a_joining_machine_is_also_locked_by_the_name_of_its_future_node(place: 
         assert place.locked == ["rack7-u3", "w0"]
 
 
+@pytest.mark.parametrize("other", ["c0", "w1", "w1.example.com", "node7", "rack-9"])
+def test_a_machine_locks_none_whose_host_name_it_reports(place: Place, other: str) -> None:
+    """Root on W reported the host name of V: every command on W refused repairs, roll-outs and power orders of V."""
+    place.api.add_node("node7")
+    identities.remember("test", {"w2": {"hostname": "rack-9"}})
+    with place.claimed(WORKERS[:1]) as claim:
+        claim.take_more({"w0": {"hostname": other, "boot_id": "x"}})
+        assert place.locked == ["w0"]
+
+
 @pytest.mark.parametrize(("changed", "continues"), [(1, False), (2, True), (3, True)])
 def test_a_command_on_one_of_three_control_planes_ends_when_its_leases_may_be_lost(
     place: Place, monkeypatch: pytest.MonkeyPatch, changed: int, *, continues: bool

@@ -20,15 +20,33 @@ from gpunodes.operations import dashboard
 TOKEN = "eyJh.eyJi.c2ln"
 END = "2026-11-26T01:30:00Z"
 ESCAPE = "\x1b]0;x\x07"
+ADDRESS = "10.244.0.9"
+
+
+def about(uid: str = "u", owner: tuple[str, str, str] | None = None) -> dict[str, Any]:
+    """The metadata of an object, which belongs to that kind, name and uid."""
+    found: dict[str, Any] = {"name": "headlamp", "uid": uid, "resourceVersion": "1"}
+    if owner:
+        found["ownerReferences"] = [
+            {**dict(zip(("kind", "name", "uid"), owner, strict=True)), "apiVersion": "x", "controller": True}
+        ]
+    return {"metadata": found}
+
+
+def pod(address: Any = ADDRESS, owner: tuple[str, str, str] = ("ReplicaSet", "headlamp", "replicas")) -> dict[str, Any]:
+    """A pod that is ready."""
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "podIP": address}
+    return {**about(owner=owner), "spec": {"nodeName": "cp-1"}, "status": status}
 
 
 class Cluster:
     """A cluster with these answers, and a tunnel that is always open."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, address: Any = "10.96.0.9", status: Any = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, status: Any = None, **given: Any) -> None:
         self.requests: list[tuple[str, str, Any]] = []
-        self.forwarded: list[tuple[str, int, int]] = []
-        self._spec = {"clusterIP": address}
+        self.forwarded: list[tuple[str, str, int, int]] = []
+        self.pods = given["pods"] if "pods" in given else [pod(**given)]
+        self.has_deployment = True
         self._status = {"token": TOKEN, "expirationTimestamp": END} if status is None else status
         monkeypatch.setattr(control_planes, "session", lambda *_: self)
         monkeypatch.setattr(forward, "opened", self.opened)
@@ -37,18 +55,26 @@ class Cluster:
 
     def request(self, method: str, path: str, body: Any = None, *_: Any) -> Response:
         self.requests.append((method, path, body))
-        about: dict[str, Any] = {"metadata": {"name": "x", "uid": "u", "resourceVersion": "1"}}
         if method == "POST":
-            return Response(200, about | {"status": self._status}, "", 0.0)
-        return Response(200, {} if path == "/version" else about | {"spec": self._spec}, "", 0.0)
+            return Response(200, about() | {"status": self._status}, "", 0.0)
+        if "/pods?" in path:
+            return Response(200, {"items": self.pods}, "", 0.0)
+        found = {
+            "/version": {},
+            "/apis/apps/v1/namespaces/gpunodes-headlamp/replicasets/headlamp": about(
+                "replicas", ("Deployment", "headlamp", "own")
+            ),
+        }
+        if self.has_deployment:
+            found["/apis/apps/v1/namespaces/gpunodes-headlamp/deployments/headlamp"] = about("own")
+        return Response(200, found[path], "", 0.0) if path in found else Response(404, None, "not found", 0.0)
 
     def close(self) -> None:
         pass
 
     @contextlib.contextmanager
     def opened(self, machine: Any, _: Any, address: str, port: int, local: int) -> Iterator[Any]:
-        forward._checked(address)
-        self.forwarded.append((machine.name, port, local))
+        self.forwarded.append((machine.name, forward._checked(address), port, local))
         yield self
 
     def follow(self) -> None:
@@ -88,7 +114,7 @@ def test_it_shows_the_address_and_the_token_once(
     assert shown.out == f"http://127.0.0.1:4466\n{TOKEN}\n"
     assert TOKEN not in shown.err
     assert opened == ["http://127.0.0.1:4466"]
-    assert cluster.forwarded == [("cp-1", 80, 4466)]
+    assert cluster.forwarded == [("cp-1", ADDRESS, 4466, 4466)]
     assert cluster.requests[-1] == (
         "POST",
         "/api/v1/namespaces/gpunodes-headlamp/serviceaccounts/viewer/token",
@@ -137,6 +163,32 @@ def test_a_program_reads_one_line(
     }
     assert TOKEN not in shown.err
     assert opened == []
+
+
+def test_the_token_goes_to_the_pod_of_the_deployment_only(
+    inventory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node may create pods with any labels, and report them as ready at any address; their owner is the node."""
+    mirror = pod("10.244.7.7", ("Node", "w1", "w1"))
+    cluster = Cluster(monkeypatch, pods=[mirror, pod()])
+    assert call(monkeypatch, inventory, "--no-browser") == ExitCode.DONE
+    assert [each[1] for each in cluster.forwarded] == [ADDRESS]
+    for pods in ([mirror], [pod(owner=("ReplicaSet", "headlamp", "another"))], []):
+        cluster = Cluster(monkeypatch, pods=pods)
+        capsys.readouterr()
+        assert call(monkeypatch, inventory) == ExitCode.FAILED
+        shown = capsys.readouterr()
+        assert "Headlamp has no pod that is ready" in shown.err
+        assert (shown.out, cluster.forwarded) == ("", [])
+
+
+def test_without_the_add_on_it_says_how_to_install_it(
+    inventory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(monkeypatch)
+    cluster.has_deployment = False
+    assert call(monkeypatch, inventory) == ExitCode.WRONG_INPUT
+    assert "run `gpunodes addon up headlamp`" in capsys.readouterr().err
 
 
 GOOD = {"token": TOKEN, "expirationTimestamp": END}

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import bcrypt
 import pytest
 from gpunodes.cli import main
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.connection import Response
-from gpunodes.engine.cluster.registries import Registries
+from gpunodes.engine.cluster.registries import Registries, secret_name
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
@@ -184,6 +185,129 @@ def test_up_makes_all_shows_the_password_once_and_lets_the_nodes_trust(
     document = json.loads(out)
     assert (code, document["password"], document["changed"]) == (0, "", [])
     assert secret(cluster) == own
+
+
+def password_in(cluster: Cluster, namespace: str) -> str:
+    """The one in a namespace's login at the registry."""
+    found = cluster.objects[f"/api/v1/namespaces/{namespace}/secrets/{secret_name(ADDRESS)}"]["data"]
+    auths = json.loads(base64.b64decode(found[".dockerconfigjson"]))["auths"]
+    return str(auths[ADDRESS]["password"])
+
+
+def pod_template(cluster: Cluster) -> Any:
+    return cluster.objects["/apis/apps/v1/namespaces/gpunodes-registry/deployments/registry"]["spec"]["template"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_new_password_replaces_the_pod_and_the_logins_of_namespaces(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpunodes(capsys, "up")
+    for each in ("team", "web"):
+        cluster.account(each)
+    code, _, err = gpunodes(capsys, "login", ADDRESS, "--namespace", "team", "--namespace", "web")
+    assert (code, err) == (0, "")
+    old, pod = secret(cluster), pod_template(cluster)
+    assert password_in(cluster, "team") == old["password"]
+    before = json.dumps(cluster.objects)
+    document = json.loads(gpunodes(capsys, "up", "--new-password", "--dry-run", "--json")[1])
+    assert (document["password"], document["logins"]) == ("", ["team", "web"])
+    assert document["changed"] == ["Secret registry", "Deployment registry"]
+    assert json.dumps(cluster.objects) == before
+    code, out, _ = gpunodes(capsys, "up", "--new-password")
+    new = secret(cluster)
+    assert code == 0
+    assert f"password: {new['password']}" in out
+    assert "got the new password: team, web" in out
+    assert old["password"] != new["password"]
+    assert bcrypt.checkpw(new["password"].encode(), new["htpasswd"].strip().partition(":")[2].encode())
+    assert {key for key in new if new[key] != old[key]} == {"password", "htpasswd"}
+    assert pod_template(cluster) != pod
+    assert password_in(cluster, "team") == password_in(cluster, "web") == new["password"]
+    document = json.loads(gpunodes(capsys, "up", "--json")[1])
+    assert (document["password"], document["changed"], document["logins"]) == ("", [], [])
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("step", ["public", "deployment", "differs", "renew"])
+def test_a_new_password_of_a_command_that_was_killed_is_completed(
+    cluster: Cluster, step: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpunodes(capsys, "up")
+    cluster.account("team")
+    gpunodes(capsys, "login", ADDRESS, "--namespace", "team")
+    old, pod = secret(cluster), pod_template(cluster)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry if step in {"public", "deployment"} else Registries, step, killed)
+        assert gpunodes(capsys, "up", "--new-password")[0] != 0
+    code, out, _ = gpunodes(capsys, "up", "--json")
+    new = secret(cluster)
+    assert (code, json.loads(out)["left"]) == (0, [])
+    if step == "public":
+        # Stopped before the Secret was written.
+        assert new == old
+        return
+    assert json.loads(out)["logins"] == ["team"]
+    assert old["password"] != new["password"] == password_in(cluster, "team")
+    assert pod_template(cluster) != pod
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_secret_that_a_team_made_gets_no_new_password(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that looks like a login; in place of one that was taken away; in place of one that it may have."""
+    gpunodes(capsys, "up")
+    for each in ("team", "gone", "other"):
+        cluster.account(each)
+    for each in ("team", "gone"):
+        gpunodes(capsys, "login", ADDRESS, "--namespace", each)
+    old = secret(cluster)["password"]
+    gpunodes(capsys, "logout", ADDRESS, "--namespace", "gone")
+    del cluster.objects[f"/api/v1/namespaces/team/secrets/{secret_name(ADDRESS)}"]
+    for each in ("team", "gone", "other"):
+        Registries(cluster).login(each, ADDRESS, "gpunodes", old)
+    code, out, _ = gpunodes(capsys, "up", "--new-password")
+    assert code == 0
+    assert "these logins have another password, and no record of `registry login`: gone, other, team" in out
+    assert {password_in(cluster, each) for each in ("team", "gone", "other")} == {old}
+    gpunodes(capsys, "login", ADDRESS, "--namespace", "team")
+    assert password_in(cluster, "team") == secret(cluster)["password"] != old
+    gpunodes(capsys, "up", "--new-password")
+    assert password_in(cluster, "team") == secret(cluster)["password"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_login_that_refuses_the_new_password_does_not_keep_it_from_others(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpunodes(capsys, "up")
+    for each in ("a", "b"):
+        cluster.account(each)
+        gpunodes(capsys, "login", ADDRESS, "--namespace", each)
+    cluster.refused = f"a/secrets/{secret_name(ADDRESS)}"
+    code, _, err = gpunodes(capsys, "up", "--new-password")
+    assert code == ExitCode.FAILED
+    assert "could not be stored in a (" in " ".join(err.split())
+    assert password_in(cluster, "b") == secret(cluster)["password"] != password_in(cluster, "a")
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_logout_says_that_the_password_of_this_registry_stays_valid(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpunodes(capsys, "up")
+    cluster.account("team")
+    for server in ("ghcr.io", "10.0.0.1:5000"):
+        Registries(cluster).login("team", server, "robot", "x")
+        assert "still" not in gpunodes(capsys, "logout", server)[2]
+    gpunodes(capsys, "login", ADDRESS, "--namespace", "team")
+    code, out, err = gpunodes(capsys, "logout", ADDRESS, "--json")
+    assert (code, [each["namespace"] for each in json.loads(out)["removed"]]) == (0, ["team"])
+    assert "`gpunodes registry up --new-password` ends it" in " ".join(err.split())
+    assert not [each for each in cluster.objects if "/configmaps/login-" in each]
 
 
 def test_a_password_is_printed_before_anything_else_can_fail(
@@ -402,11 +526,19 @@ def test_only_ready_nodes_are_asked(cluster: Cluster) -> None:
 def test_the_pod_that_serves_is_used_not_one_that_was_evicted(cluster: Cluster, failed: str) -> None:
     evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     cluster.pods = {failed: lambda _: evicted, "n": lambda _: {"phase": "Pending"}}
-    api = RegistryServer(cluster)
+    api, apps = RegistryServer(cluster), f"/apis/apps/v1/namespaces/{registry.NAMESPACE}"
+
+    def owned(kind: str, name: str, found: Any) -> dict[str, Any]:
+        return {"ownerReferences": [{"kind": kind, "name": name, "uid": found["metadata"]["uid"], "controller": True}]}
+
+    deployment = cluster._kept(f"{apps}/deployments/registry", {"metadata": {"labels": registry.LABELS}}, dry_run=False)
+    metadata = owned("Deployment", "registry", deployment)
+    replicas = cluster._kept(f"{apps}/replicasets/registry-1", {"metadata": metadata}, dry_run=False)
 
     def made(node: str) -> None:
         pod = registry.verifying_pod(node, node, "x", "s")
         pod["metadata"]["labels"]["app.kubernetes.io/name"] = registry.NAME
+        pod["metadata"] |= owned("ReplicaSet", "registry-1", replicas)
         api.start(pod)
 
     for each in sorted(cluster.pods):

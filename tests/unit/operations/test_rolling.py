@@ -60,7 +60,8 @@ def test_a_second_roll_out_changes_nothing() -> None:
     work.done.clear()
     version, calls = place.api.version, place.api.calls
     result = roll_out(place, work)
-    assert set(outcomes(result).values()) == {DONE}
+    assert [(each.outcome, each.why) for each in result.machines] == [(UNCHANGED, "nothing to do")] * 3
+    assert (result.exit_code, result.finished) == (ExitCode.DONE, True)
     assert work.done == []
     assert place.api.version - version < 10, "only the lock of the roll-out"
     assert place.api.calls - calls < 15

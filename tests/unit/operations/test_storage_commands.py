@@ -52,6 +52,7 @@ class Cluster(Objects):
     def _call(self, method: str, path: str, *_: Any, **__: Any) -> Any:
         class Body:
             body: Any
+            time = 0.0
 
         found = Body()
         path, query = path.partition("?")[::2]
@@ -223,9 +224,13 @@ def test_down_ends_with_the_server_and_names_what_it_removes(place: Cluster, run
     (name, machines, variables), last = place.steps
     assert (name, machines) == ("storage down", ["control-1", "w1", "w2"])
     assert variables["storage_idle_shares"] == ["127.0.0.9:/srv/scratch", "nas.example:/export"]
-    assert [each["kind"] for each in variables["storage_objects"]] == ["PersistentVolume"] * 2 + [
-        "PersistentVolumeClaim"
-    ] * 2
+    # They are deleted in reverse: the policy goes when nothing of the shares is left.
+    assert [each["kind"] for each in variables["storage_objects"]] == [
+        "ValidatingAdmissionPolicy",
+        "ValidatingAdmissionPolicyBinding",
+        *["PersistentVolume"] * 2,
+        *["PersistentVolumeClaim"] * 2,
+    ]
     assert last == ("storage down", "nas-1", "absent", False)
 
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from gpunodes.cli import common
 from gpunodes.cli import status as status_command
-from gpunodes.engine import scans
+from gpunodes.engine import identities, scans
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import ExitCode
 from gpunodes.health.model import Action, State, Verdict
-from gpunodes.identity.model import MachineIdentity
+from gpunodes.identity.matcher import Match
+from gpunodes.identity.model import MachineIdentity, NodeIdentity
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
 from gpunodes.operations import cluster_state, preflight, scan, switched_off, upgrade_plan
+from gpunodes.operations.repair import scanning
 from gpunodes.operations.status import ClusterStatus
 from gpunodes.planner.candidates import MachineFacts
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
@@ -113,6 +116,31 @@ def test_a_machine_is_found_by_the_host_name_that_it_reported() -> None:
     assert set(of_machines(states, machines)) == {"rack-7", "W2"}
     clone = {**machines, "rack-8": MachineIdentity("rack-8", hostname="gpu-1")}
     assert set(of_machines(states, clone)) == {"W2"}, "of two machines with one name neither is known to be off"
+
+
+@pytest.mark.parametrize("match", [Match(NodeIdentity("w")), Match(), Match(contradiction="its boot id differs")])
+def test_no_machine_takes_the_state_of_another_whose_name_it_reports(match: Match) -> None:
+    """Root on W reported the name of V: V, which is kept off, counted as unreachable, and nothing left it out."""
+    states = {"v": Switched("off", SINCE)}
+    machines = {"w": MachineIdentity("w", hostname="v"), "V": MachineIdentity("V", hostname="v")}
+    assert set(of_machines(states, machines, {"w": match, "V": Match()})) == {"V"}
+    by_record = {"w": MachineIdentity("w", hostname="v"), "rack-7": MachineIdentity("rack-7", hostname="v")}
+    found = set(of_machines(states, by_record, {"w": match, "rack-7": Match()}))
+    assert found == ({"rack-7"} if match != Match() else set()), "without any node, either may have had that one"
+
+
+def test_the_state_of_a_machine_that_stops_is_found_by_its_node() -> None:
+    states = {"v": Switched("stopping", SINCE)}
+    machines = {"rack-7": MachineIdentity("rack-7", hostname="x"), "v": MachineIdentity("v")}
+    assert set(of_machines(states, machines, {"rack-7": Match(NodeIdentity("v"))})) == {"rack-7"}
+
+
+def test_a_scan_finds_that_a_machine_is_off_although_another_reports_its_name() -> None:
+    place = scaled(3, ("w1",))
+    identities.remember(place.cluster_name, {"w0": {"hostname": "w1"}, "w1": {"hostname": "w1"}})
+    command: Any = SimpleNamespace(fleet=place, cluster=Cluster(place.session(), patience_s=0))
+    gone = scans.MachineScan(unreachable("w1"), {})
+    assert scanning._marked(command, {"w1": gone})["w1"].verdict.state is State.OFF
 
 
 def test_it_is_read_with_one_request_and_is_empty_without_an_autoscaler() -> None:

@@ -16,12 +16,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from gpunodes.cli import root
-from gpunodes.engine.cluster.access import END, OWN, RBAC, Access, Binding
+from gpunodes.engine.cluster.access import _WORKLOADS, END, OWN, RBAC, Access, Binding
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.session import Session
 from gpunodes.errors import GpunodesError, WrongInput
-from gpunodes.operations import users
+from gpunodes.operations import remains, users
 from gpunodes.operations.users import Request
 
 from tests.hostile import ATTACKS, unprintable
@@ -91,7 +91,7 @@ class Answers(Session):
             return Response(200, {"metadata": META}, "", 0.0)
         self.read.append(path)
         for end, body in self.bodies.items():
-            if path.endswith(end):
+            if path.partition("?")[0].endswith(end):
                 return Response(200, body, "", 0.0)
         return Response(404, None, "not found", 0.0)
 
@@ -152,6 +152,72 @@ def test_a_binding_with_another_name_than_that_of_its_user_is_of_others(suffix: 
     assert session.changed == [f"DELETE {RBAC}/clusterrolebindings/{ALICE}"]
     with pytest.raises(WrongInput, match="alice is no user of this cluster"):
         users.made(access, OF, Request("alice"), lambda _: None, lambda _: None)
+
+
+WRITES = {"verbs": ["get", "create"], "apiGroups": [""], "resources": ["pods"]}
+READS = {"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}
+
+
+def held(*given: tuple[str, str]) -> Answers:
+    """A cluster where alice has these roles, by namespace; other objects are in `team` only."""
+    bindings = []
+    for namespace, role in given:
+        made = binding(roleRef={"kind": "ClusterRole", "name": role})
+        made["metadata"] = {**made["metadata"], **({"namespace": namespace} if namespace else {})}
+        bindings.append(made)
+    others = [binding(metadata={"name": each, "namespace": "team"}, subjects=[]) for each in ("a", "b")]
+    answers = Answers({
+        "/clusterrolebindings": {"items": [each for each in bindings if "namespace" not in each["metadata"]]},
+        "/rolebindings": {"items": [*(each for each in bindings if "namespace" in each["metadata"]), *others]},
+        "/clusterroles/edit": {"metadata": META, "rules": [WRITES]},
+        "/clusterroles/view": {"metadata": META, "rules": [READS]},
+        "/clusterroles/secrets": {"metadata": META, "rules": [{**READS, "resources": ["secrets"]}]},
+    })  # fmt: skip
+    made_by = [{"kind": "ReplicaSet", "name": "x"}]
+    for kind in (*_WORKLOADS["/api/v1"], *_WORKLOADS["/apis/apps/v1"], *_WORKLOADS["/apis/batch/v1"]):
+        items = [{"metadata": {"name": "own"}}, {"metadata": {"name": "made", "ownerReferences": made_by}}]
+        answers.bodies[f"/namespaces/team/{kind}"] = {"items": items}
+        answers.bodies[f"v1/{kind}"] = {"items": items * 2}
+    for where, number in (("/namespaces/team", 1), ("/api/v1", 3)):
+        answers.bodies[f"{where}/secrets"] = {"items": [{"metadata": {"name": "token"}}] * number}
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ([("team", "edit")], [remains.Remains("team", 8, 1, 2)]),
+        ([("team", "view")], []),
+        ([("team", "secrets")], [remains.Remains("team", 8, 1, 2)]),
+        # It has been deleted.
+        ([("team", "unknown")], [remains.Remains("team", 8, 1, 2)]),
+        ([("", "edit"), ("team", "edit")], [remains.Remains("", 16, 3, 2)]),
+        ([("", "view"), ("team", "edit")], [remains.Remains("team", 8, 1, 2)]),
+        # The cluster does not have the lists of this one.
+        ([("gone", "edit")], [remains.Remains("gone")]),
+    ],
+)
+def test_what_a_user_may_have_left_is_counted(given: list[tuple[str, str]], wanted: list[remains.Remains]) -> None:
+    access = Access(held(*given))
+    assert remains.of(access, users.removed(access, "alice")) == wanted
+
+
+def test_a_removal_says_what_may_still_act(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(held(("team", "edit")))))
+    done = run(inventory, "--remove-user", "alice")
+    assert done.exception is None
+    assert (
+        "in the namespace team are 8 workloads, 1 Secret of the type kubernetes.io/service-account-token and "
+        "2 RoleBindings that gpunodes did not make: what alice made there stays and acts as before"
+    ) in done.stdout
+    assert "tokens that alice requested for service accounts there are valid until their end" in done.stdout
+    monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(held(("gone", "edit")))))
+    assert "the cluster did not say what is in the namespace gone" in run(inventory, "--remove-user", "alice").stdout
+    monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(held(("team", "view")))))
+    assert len(run(inventory, "--remove-user", "alice").stdout.splitlines()) == 1
+    monkeypatch.setattr(users, "_connected", lambda _: contextlib.nullcontext(Access(held(("team", "edit")))))
+    document = json.loads(run(inventory, "--remove-user", "alice", "--json").stdout)
+    assert document["stays"] == [{"namespace": "team", "workloads": 8, "tokens": 1, "bindings": 2}]
 
 
 def test_a_binding_that_a_finalizer_keeps_gives_rights() -> None:

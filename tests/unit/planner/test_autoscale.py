@@ -136,12 +136,40 @@ def test_no_single_machine_decides_what_a_new_node_of_its_pool_is() -> None:
         {"labels": {"rack": "r1", "tier": "9"}, "taints": [taint], "capacity": {"nvidia.com/gpu": "0", "cpu": "many"}},
         {**good, "capacity": {}},
         {**good, "capacity": {"cpu": "1m", "memory": "1", "nvidia.com/gpu": "1"}},
+        # What it takes away, or changes, decided that pods that select it started no machine of the pool.
+        {**good, "labels": {}, "taints": []},
+        {**good, "labels": {**labels, "rack": "r9"}, "taints": [{**taint, "value": "b"}]},
+        {**good, "taints": [odd, odd]},
     ]
     for attack in attacks:
         found = node_templates.template([attack, good, good], given)
         assert found["labels"] == {"gpunodes.dev/pool": "h100", "tier": "1", "rack": "r1"}
         assert found["taints"] == [{"key": "gpu", "value": "", "effect": "NoExecute"}, taint]
         assert found["capacity"] == good["capacity"]
+
+
+def test_of_two_nodes_the_present_plan_decides() -> None:
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    own = {"key": "own", "value": "", "effect": "NoSchedule"}
+    repaired = {"gpunodes.dev/needs-repair": "x"}
+    good = {"labels": {"rack": "r1", "arch": "amd64"}, "taints": [taint], "capacity": {"nvidia.com/gpu": "8"}}
+    odd = {"labels": {"arch": "arm64", "app": "x", **repaired}, "taints": [own], "capacity": {"nvidia.com/gpu": "8"}}
+    given: dict[str, Any] = {"labels": {"tier": "1"}, "taints": []}
+    before = node_templates.template([good], given)
+    for seen in ([good, odd], [odd, good]):
+        found = node_templates.template(seen, given, {**before, "labels": {**before["labels"], **repaired}})
+        assert found["labels"] == {"rack": "r1", "arch": "amd64", "tier": "1"}
+        assert found["taints"] == [taint]
+        alone = node_templates.template(seen, given)
+        assert (alone["labels"], alone["taints"]) == ({"tier": "1"}, []), "without a plan neither node decides"
+
+
+def test_a_new_plan_keeps_what_one_of_two_nodes_took_away() -> None:
+    shape = {"labels": {"product": "h100"}, "taints": [], "capacity": {"nvidia.com/gpu": "8"}}
+    machines = [machine("w1", shape), machine("w2", {**shape, "labels": {}})]
+    earlier = {"h100": {"labels": {"product": "h100"}, "taints": [], "capacity": {}}}
+    found = document(cluster(), machines, {}, earlier=earlier)["pools"]["h100"]["template"]
+    assert found["labels"]["product"] == "h100"
 
 
 def test_the_settings_of_all_machines_are_in_the_template_of_their_pool() -> None:

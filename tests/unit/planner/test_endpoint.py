@@ -53,6 +53,8 @@ def test_keepalived_of_a_control_plane() -> None:
     files = {file.path: file for file in spec.files}
     config = files[endpoint.CONFIG]
     assert config.mode == "0600"
+    # Without it any pod may end the address, in messages of its node.
+    assert "\n    check_unicast_src\n" in config.content
     assert "state BACKUP\n    nopreempt\n    interface eth0\n    virtual_router_id 10\n" in config.content
     assert "10.0.0.10/32 dev eth0" in config.content
     assert "auth" not in config.content

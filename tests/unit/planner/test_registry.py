@@ -100,7 +100,7 @@ def test_a_share_without_namespaces_is_for_the_registry_only() -> None:
 
 
 def test_the_pod_gets_neither_the_key_of_the_ca_nor_the_password() -> None:
-    made = registry.deployment(requested(), "certificate")
+    made = registry.deployment(requested(), "certificate", "login")
     pod = made["spec"]["template"]["spec"]
     [mounted] = [each["secret"] for each in pod["volumes"] if "secret" in each]
     assert [each["key"] for each in mounted["items"]] == ["htpasswd", "tls.crt", "tls.key"]
@@ -109,10 +109,11 @@ def test_the_pod_gets_neither_the_key_of_the_ca_nor_the_password() -> None:
     assert pod["enableServiceLinks"] is False
 
 
-def test_a_new_certificate_replaces_the_pod() -> None:
-    before, same, after = (registry.deployment(requested(), each)["spec"] for each in ("a", "a", "b"))
+def test_a_new_certificate_or_login_replaces_the_pod() -> None:
+    given = (("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"))
+    before, same, *after = (registry.deployment(requested(), *each)["spec"] for each in given)
     assert before == same
-    assert before["template"] != after["template"]
+    assert before["template"] not in [each["template"] for each in after]
 
 
 def test_each_runtime_gets_the_file_that_it_reads() -> None:

@@ -95,7 +95,8 @@ def test_a_server_exports_to_addresses_only_and_as_the_same_file_system_for_ever
     path, *clients = line.split(" ")
     assert path == "/srv/scratch"
     assert [each.partition("(")[0] for each in clients] == ["10.0.0.1", "10.0.0.2"]
-    assert all("root_squash" in each and "insecure" in each and "fsid=" in each for each in clients)
+    needed = (",root_squash,", ",subtree_check,", ",insecure,", ",fsid=")
+    assert all(option in each for option in needed for each in clients)
     again = storage.server("dnf", [OWN], ["10.0.0.1"]).exports.files[0].content
     assert re.findall(r"fsid=([0-9a-f-]{36})", again) == re.findall(r"fsid=([0-9a-f-]{36})", line)[:1]
     assert found.folders == ["/srv/scratch"]
@@ -112,9 +113,10 @@ def test_an_export_without_a_known_client_is_refused() -> None:
 
 
 def test_nodes_get_the_client_only_with_shares() -> None:
-    assert not storage.clients([], "apt")
-    assert storage.clients([GIVEN], "apt")["nfs_client"].packages[0].name == "nfs-common"
-    assert storage.clients([GIVEN], "dnf")["nfs_client"].packages[0].name == "nfs-utils"
+    given = {"gpunodes_storage": [GIVEN], "gpunodes_pod_subnet": "10.244.0.0/16"}
+    assert not storage.clients({**given, "gpunodes_storage": []}, "apt")
+    assert storage.clients(given, "apt")["nfs_client"].packages[0].name == "nfs-common"
+    assert storage.clients(given, "dnf")["nfs_client"].packages[0].name == "nfs-utils"
 
 
 @pytest.mark.parametrize(("named", "pool"), [({}, ""), ({"h100": {}}, "h100")])

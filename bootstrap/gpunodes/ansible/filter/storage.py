@@ -44,11 +44,12 @@ def storage_address(node_address: str, reached: str) -> str:
 
 
 def storage_objects(shares: Sequence[Mapping[str, Any]], server: str) -> list[dict[str, Any]]:
-    """The volumes and claims of the shares; ``server`` is the address of the machine of the group storage."""
-    from gpunodes.planner import storage
+    """The policy for pods, volumes and claims; ``server`` is the address of the machine of the group storage."""
+    from gpunodes.planner import storage, storage_access
 
     found: list[dict[str, Any]] = _checked(storage.objects, shares, server)
-    return found
+    # First: it is deleted last.
+    return [*storage_access.policy(storage.LABELS), *found] if shares else found
 
 
 def storage_claims(shares: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:

@@ -19,9 +19,12 @@ from xml.etree import ElementTree
 from . import burn_in_results, causes
 from .burn_in_results import FAILED, PASSED, TestResult
 from .causes import Program
-from .gpu_verify import container, pull, run_or_abandon, smi_xml
+from .gpu_verify import container, pull, smi_xml
+from .probe import log
+from .probe.options import ProbeOptions
+from .probe.readers import SlowError
 from .problem import MachineProblem, Problem
-from .process import PATH, CommandResult, last_line, run
+from .process import PATH, last_line, run, run_alone
 
 DIAG_LIMITS_S = {1: 900, 2: 1800, 3: 7200, 4: 21600}
 """Time limits of ``dcgmi diag`` by level: several times what NVIDIA states. Source: DCGM user guide, dcgmi diag."""
@@ -31,7 +34,8 @@ _STOP_S = 60
 _ENGINE_S = 30
 """Seconds in which a host engine of DCGM must respond."""
 _LOG_S = 60
-"""Seconds in which the kernel log is read."""
+"""Seconds in which the journal is read."""
+ROOT = "/"
 _LISTED = 5
 _NAME = "gpunodes-burn-in"
 
@@ -95,7 +99,7 @@ def burn_in(level: int, runtime: str, image: str, command: Sequence[str]) -> dic
         tool, results = _diagnostics(level)
     else:
         tool, results = _workload(found, runtime, image, command)
-    results += _xids(since, ring_buffer)
+    results += _xids(*ring_buffer)
     failed = burn_in_results.failure(results)
     return {
         "tool": tool,
@@ -113,7 +117,7 @@ def burn_in(level: int, runtime: str, image: str, command: Sequence[str]) -> dic
 def _diagnostics(level: int) -> tuple[str, list[TestResult]]:
     limit_s = DIAG_LIMITS_S[level]
     with _host_engine() as addresses:
-        ended = run_or_abandon(["dcgmi", "diag", "-r", str(level), "-j"], limit_s, _STOP_S)
+        ended = run_alone(["dcgmi", "diag", "-r", str(level), "-j"], limit_s, _STOP_S)
     found = burn_in_results.diagnosis(ended.out, addresses)
     tool = f"DCGM {found.version} diagnostics, level {level}".replace("  ", " ")
     if found.error or not found.results:
@@ -133,7 +137,7 @@ def _diagnostics(level: int) -> tuple[str, list[TestResult]]:
 def _host_engine() -> Iterator[dict[str, str]]:
     """A responding host engine, for this test where none runs; PCI addresses by DCGM's numbers of GPUs."""
     started = None
-    listed = run_or_abandon(["dcgmi", "discovery", "-l"], _ENGINE_S)
+    listed = run_alone(["dcgmi", "discovery", "-l"], _ENGINE_S)
     try:
         if not listed.ok and shutil.which("nv-hostengine", path=PATH):
             # -n: in the foreground, so that it ends with this test. Its packages leave the service disabled.
@@ -148,7 +152,7 @@ def _host_engine() -> Iterator[dict[str, str]]:
             deadline = time.monotonic() + _ENGINE_S
             while not listed.ok and started.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.5)
-                listed = run_or_abandon(["dcgmi", "discovery", "-l"], _ENGINE_S)
+                listed = run_alone(["dcgmi", "discovery", "-l"], _ENGINE_S)
         if not listed.ok:
             raise MachineProblem(
                 f"DCGM's host engine does not respond: {last_line(listed.err) or last_line(listed.out)}",
@@ -203,10 +207,10 @@ def _compute(gpu: Gpu, runtime: str, image: str, command: Sequence[str]) -> Test
     run(end, 60)
     if runtime == "containerd":
         run(["ctr", "--namespace", "k8s.io", "containers", "delete", f"{_NAME}-{gpu.number}"], 60)
-    ended = run_or_abandon(argv, WORKLOAD_LIMIT_S, _STOP_S)
+    ended = run_alone(argv, WORKLOAD_LIMIT_S, _STOP_S)
     if ended.ok:
         return TestResult("CUDA program", str(gpu), PASSED)
-    run_or_abandon(end, 30)
+    run_alone(end, 30)
     message = " ".join((last_line(ended.err) or last_line(ended.out)).split())
     return TestResult("CUDA program", str(gpu), FAILED, f"exit code {ended.code}: {message[:200]}")
 
@@ -214,28 +218,32 @@ def _compute(gpu: Gpu, runtime: str, image: str, command: Sequence[str]) -> Test
 # --- the kernel log ---
 
 
-def _ring_buffer() -> CommandResult:
-    return run(["dmesg", "-r"], _LOG_S)
+def _ring_buffer() -> tuple[list[log.Line], str]:
+    """The kernel's own lines in its ring buffer, and why it cannot be read."""
+    lines, _, error = log.kmsg(ProbeOptions(ROOT).path("dev/kmsg"))
+    return lines, f"/dev/kmsg: {error}" if error else ""
 
 
-def _xids(since: float, before: CommandResult) -> list[TestResult]:
-    """The Xids in the kernel log since a time, at which ``before`` was the ring buffer; a failure if it is not read.
+def _xids(before: list[log.Line], problem: str) -> list[TestResult]:
+    """The Xids in the kernel log since ``before`` was its ring buffer; a failure if it is not read.
 
-    The journal has them, or where it has no messages of the kernel, the ring buffer.
+    What the ring buffer has lost since then is in the journal. Only lines of the kernel are read, one for each message:
+    programs choose names that look like messages.
     """
-    journal = ["journalctl", "-k", "-q", "--no-pager", "-o", "cat"]
-    read = run([*journal, "-n", "1"], _LOG_S)
-    if read.ok and read.out.strip():
-        read = run([*journal, f"--since=@{int(since)}"], _LOG_S)
-        if read.ok:
-            return burn_in_results.xids(read.out)
-    after = _ring_buffer()
-    lines, known = after.out.splitlines(), set(before.out.splitlines())
-    if not before.ok or not after.ok:
-        why = last_line(after.err) or last_line(before.err) or "dmesg failed"
-    elif known and not known.intersection(lines[:1]):
-        why = "dmesg has lost lines of the test"
-    else:
-        return burn_in_results.xids("\n".join(line for line in lines if line not in known))
-    journal_problem = last_line(read.err) or "the journal has no messages of the kernel"
-    return [TestResult("kernel log", "", FAILED, f"not read, so Xids are unknown: {journal_problem}; {why}")]
+    after, later_problem = _ring_buffer()
+    known = set(before)
+    problem = problem or later_problem
+    if not problem:
+        if not known or known.intersection(after[:1]):
+            return burn_in_results.xids(text for time_s, text in after if (time_s, text) not in known)
+        problem = "the ring buffer has lost lines of the test"
+        try:
+            lines = list(log.journal(ProbeOptions(ROOT, 2 * _LOG_S), float("inf")))
+        except (OSError, SlowError) as error:
+            problem = f"{problem}; the journal: {error}"
+        else:
+            if lines and lines[-1][0] >= before[-1][0]:
+                new = [each for each in [*lines, *after] if each[0] >= before[-1][0] and each not in known]
+                return burn_in_results.xids(text for _, text in new)
+            problem = f"{problem}, and the journal does not have them"
+    return [TestResult("kernel log", "", FAILED, f"not read, so Xids are unknown: {problem}")]

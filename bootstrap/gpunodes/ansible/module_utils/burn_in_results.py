@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,11 +128,12 @@ def addresses(text: str) -> dict[str, str]:
     return found
 
 
-def xids(text: str) -> list[TestResult]:
-    """The Xids in kernel messages, each code of each GPU once."""
-    found = re.findall(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,16})[^)\n]{0,40}\): (\d{1,4})", text)
+def xids(messages: Iterable[str]) -> list[TestResult]:
+    """The Xids in messages of the kernel, each code of each GPU once; a name in another message is none."""
+    pattern = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{4,16})[^)\n]{0,40}\): (\d{1,4})")
+    found = [(match[1].lower(), match[2]) for match in map(pattern.match, messages) if match]
     return [
-        TestResult("kernel log", f"GPU {address.lower()}", FAILED, f"Xid {code} during the burn-in")
+        TestResult("kernel log", f"GPU {address}", FAILED, f"Xid {code} during the burn-in")
         for address, code in dict.fromkeys(found)
     ]
 

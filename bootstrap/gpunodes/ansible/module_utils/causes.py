@@ -19,6 +19,8 @@ _MOST = 1 << 17
 """Characters of an output that are read, half of them from its beginning."""
 _LONGEST_LINE = 2048
 """Characters of a line that are read."""
+_LONGEST_PULL = 1 << 14
+"""Characters of a failed pull that are read: a kubelet reports one for each pod of its node."""
 _SHOWN = 400
 """Characters of a cause that are shown."""
 
@@ -316,6 +318,7 @@ def of(program: Program, output: str) -> Problem:
 
 def of_pull(output: str) -> Problem | None:
     """The first cause of a failed pull, with the image if the output names it; None if no row matches."""
+    output = bounded(output, _LONGEST_PULL)
     cause = find(Program.IMAGE, output)
     image = re.search(r"(?:pull|pull and unpack|get sandbox|pulling) image:? \\*\"?([\w][\w.:/@-]{0,300})", output)
     if cause is None or image is None:
@@ -323,10 +326,10 @@ def of_pull(output: str) -> Problem | None:
     return Problem(f"the image {image.group(1)} cannot be pulled: {cause.found}", remedy=cause.remedy)
 
 
-def bounded(output: str) -> str:
-    """An output for the run's log: the middle of a very long one is left out."""
-    half = _MOST // 2
-    return output if len(output) <= _MOST else f"{output[:half]}\n[...]\n{output[-half:]}"
+def bounded(output: str, most: int = _MOST) -> str:
+    """An output without the middle of a very long one: about ``most`` characters."""
+    half = most // 2
+    return output if len(output) <= most else f"{output[:half]}\n[...]\n{output[-half:]}"
 
 
 def _lines(output: str) -> Iterator[str]:
@@ -340,7 +343,7 @@ def _lines(output: str) -> Iterator[str]:
         if heading and not (indented and line):
             yield heading
         elif heading:
-            line = f"{heading} {line}"
+            line = f"{heading} {line}"[:_LONGEST_LINE]
         heading = line if line.endswith(":") else ""
         if not heading:
             yield line

@@ -47,6 +47,12 @@ def counts(resources: Mapping[str, object]) -> dict[str, int]:
     return {name: int(count) for name, count in found.items() if re.fullmatch("[0-9]{1,9}", count)}
 
 
+def odd(resources: Mapping[str, object]) -> str:
+    """The first GPU resource whose quantity no device plugin writes, such as 1k, which is 1000; "" without any."""
+    known = counts(resources)
+    return next((name for name in sorted(resources) if name.startswith(_NAMES) and name not in known), "")
+
+
 def requested_sharing(value: object) -> str | None:
     """The value of the label for this value of gpunodes_gpu_sharing: "" without sharing, None for an invalid value."""
     if not isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """The escalation steps that run on the machine itself: reset its GPUs, or reboot it.
 
-One file, standard library only, Python 3.6 and newer. The controller sends it, and it runs as root. Its options:
+Standard library only, Python 3.6 and newer. The controller sends it, and it runs as root. Its options:
 
 - ``boot_id``: do nothing unless this is still the running boot;
 - ``step``: ``gpu-reset``, ``reboot``, ``force`` or ``sysrq``;
@@ -10,8 +10,6 @@ One file, standard library only, Python 3.6 and newer. The controller sends it, 
 It prints one JSON document and ends at once: the reboot begins after that.
 """
 
-import errno
-import glob
 import json
 import os
 import re
@@ -32,7 +30,6 @@ _LOG = "/dev/kmsg"
 RESET = "/run/gpunodes-gpu-reset"
 """Time of the last GPU reset in this boot, in seconds since the boot: earlier errors in the log are resolved."""
 _TRIGGER = "/proc/sysrq-trigger"
-_DEVICE = "/dev/nvidia"
 _INFORMATION = "/proc/driver/nvidia/gpus/%s/information"
 """One file for each PCI address; its line Device Minor is the number of the device file."""
 _PCI = re.compile(r"[0-9A-Fa-f]{4,8}(:[0-9A-Fa-f]{2}){2}\.[0-7]\Z")
@@ -153,37 +150,17 @@ def _record_reset() -> None:
 
 
 def holders(gpus: Sequence[str]) -> List[str]:
-    """The processes that have the device file of one of ``gpus`` open, or of any GPU if that is empty: ``name (pid)``.
+    """The processes that have the device of one of ``gpus`` open, or of any GPU if that is empty: ``name (pid)``.
 
-    A GPU with an unknown device file counts as any GPU.
+    A GPU with an unknown device counts as any GPU.
     """
+    # Here, because the process that survives a shutdown has this file only.
+    from . import gpu_users
+
     minors = [re.search(r"^Device Minor:\s*(\d+)$", _read(_INFORMATION % gpu.lower()), re.M) for gpu in gpus]
     known = bool(minors) and all(minors)
     suffixes = "|".join(found.group(1) for found in minors if found) if known else r"\d+|ctl|-uvm"
-    users = []
-    for folder in glob.glob("/proc/[0-9]*"):
-        pid = folder.rpartition("/")[2]
-        if any(re.match(r"%s(%s)( \(deleted\))?$" % (_DEVICE, suffixes), link) for link in _open_files(folder)):
-            users.append("%s (%s)" % (_read(folder + "/comm"), pid))
-    return users
-
-
-def _open_files(folder: str) -> List[str]:
-    """What a process has open; a busy one closes files meanwhile, and must not look like one without a GPU."""
-    links = []
-    try:
-        listed = os.listdir(folder + "/fd")
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESRCH, errno.EACCES):
-            return []
-        raise
-    for fd in listed:
-        try:
-            links.append(os.readlink("%s/fd/%s" % (folder, fd)))
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ESRCH, errno.EACCES):
-                raise
-    return links
+    return ["%s (%d)" % (user.name, user.pid) for user in gpu_users.find("nvidia(?:%s)" % suffixes)]
 
 
 def _run_bounded(argv: Sequence[str], deadline: float) -> Tuple[Optional[int], str]:
@@ -244,7 +221,7 @@ def _detach(work: Callable[[], object]) -> None:
 
 def _read(path: str) -> str:
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:
             return file.read().strip()
     except OSError:
         return ""

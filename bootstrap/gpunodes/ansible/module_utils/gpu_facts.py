@@ -6,7 +6,6 @@ the firmware's variables. Without NVIDIA functions and driver it only reads the 
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import platform
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import gpu_users
 from .process import run
 
 NVIDIA = "10de"
@@ -252,26 +252,10 @@ def _cuda(root: str, packages: Mapping[str, InstalledPackage]) -> dict[str, str]
     return dict(sorted(found.items()))
 
 
-def open_files(folder: str) -> list[str]:
-    """What a process, by its folder in /proc, has open; what it closes meanwhile is left out.
-
-    A busy process does so all the time: it must not look like one without a GPU.
-    """
-    found = []
-    for path in glob.glob(f"{folder}/fd/*"):
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(path).removesuffix(" (deleted)"))
-    return found
-
-
 def _clients(root: str) -> int:
     """Number of processes that have a GPU device open, excluding NVIDIA's services."""
-    count = 0
-    for folder in glob.glob(_below(root, "/proc/[0-9]*")):
-        if any(re.fullmatch(r"/dev/nvidia(\d+|-uvm)", link) for link in open_files(folder)):
-            name = (_text("/", f"{folder}/comm") or "")[:15]
-            count += name not in _SERVICES
-    return count
+    found = gpu_users.find(r"nvidia(?:\d+|-uvm)", _below(root, "/proc"))
+    return sum(user.name[:15] not in _SERVICES for user in found)
 
 
 # --- packages ---

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 
-from . import gpu_verify, mig
+from . import mig
 from .gpu_verify import Level
 from .host import gpu_driver
 from .host.changes import Changes
@@ -15,6 +15,7 @@ from .host.converge import converge
 from .host.spec import Spec
 from .problem import MachineProblem
 from .process import run as run_program
+from .process import run_alone
 from .report import Difference
 
 UNIT = "/etc/systemd/system/gpunodes-mig.service"
@@ -159,5 +160,5 @@ def _problem(error: mig.MigError) -> MachineProblem:
 
 
 def _run(argv: Sequence[str]) -> tuple[int, str]:
-    result = gpu_verify.run_or_abandon(argv, mig.LIMIT_S)
+    result = run_alone(argv, mig.LIMIT_S)
     return result.code, result.out if result.ok else result.text

@@ -6,15 +6,10 @@ has a time limit: a hung driver keeps programs in uninterruptible sleep, in whic
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
 import shutil
-import signal
-import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any
@@ -23,8 +18,10 @@ from xml.etree import ElementTree
 from . import causes, gpu_facts
 from .causes import Program
 from .host import gpu_driver
+from .probe import smi
+from .probe.options import ProbeOptions
 from .problem import MachineProblem
-from .process import PATH, CommandResult, is_disconnected, last_line, run
+from .process import PATH, CommandResult, last_line, run, run_alone
 
 SMI_LIMIT_S = 60
 _PULL_LIMIT_S = 600
@@ -139,7 +136,7 @@ def smi_xml() -> str:
     """The output of ``nvidia-smi -q -x``; raises MachineProblem if it fails, hangs, or another one hangs."""
     if stuck := _stuck():
         raise MachineProblem(f"nvidia-smi (process {stuck}) {_STUCK}", "a responsive driver", "see `gpunodes health`")
-    result = run_or_abandon(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
+    result = run_alone(["nvidia-smi", "-q", "-x"], SMI_LIMIT_S)
     if not result.ok:
         output = last_line(result.err) or last_line(result.out)
         raise MachineProblem(
@@ -169,15 +166,10 @@ def parse_smi(text: str) -> SmiReport:
     )
 
 
-def _stuck() -> str:
-    """Process id of an nvidia-smi in uninterruptible sleep, "" if there is none. A second one would get stuck too."""
-    for folder in os.listdir(gpu_driver.PROC):
-        if folder.isdigit():
-            with contextlib.suppress(OSError), open(f"{gpu_driver.PROC}/{folder}/stat", encoding="utf-8") as file:
-                found = re.match(r"\d+ \((.*)\) (\S)", file.read())
-                if found and found.groups() == ("nvidia-smi", "D"):
-                    return folder
-    return ""
+def _stuck(root: str = "/") -> str:
+    """Process id of a nvidia-smi that hangs in the driver, by its stack, else "". A second one would get stuck, too."""
+    found = smi.hung_thread(ProbeOptions(root), "nvidia-smi")
+    return str(found.tid) if found else ""
 
 
 # --- a container ---
@@ -203,9 +195,9 @@ def _container(image: str, runtime: str, report: SmiReport) -> Level:
             "an image to run",
             cause.remedy or "see gpunodes_image_mirrors and gpunodes_device_plugin_image",
         )
-    result = run_or_abandon(command, _CONTAINER_LIMIT_S)
+    result = run_alone(command, _CONTAINER_LIMIT_S)
     if not result.ok:
-        run_or_abandon(cleanup, 30)
+        run_alone(cleanup, 30)
         raise MachineProblem(
             f"`{program}` with a GPU: {last_line(result.err) or last_line(result.out)}",
             "a container in which nvidia-smi runs",
@@ -250,44 +242,3 @@ def container(
     mount = ["--mount", f"type=bind,src=/dev/null,dst={_GPU_MOUNT}{gpu},options=rbind:ro"]
     command = [*_CTR, "run", "--rm", "--runc-binary", _RUNTIME, *mount, *options, image, name, *argv]
     return command, [*_CTR, "tasks", "delete", "--force", name]
-
-
-# --- programs that may hang ---
-
-
-def run_or_abandon(argv: Sequence[str], limit_s: float, ends_in_s: float = 0) -> CommandResult:
-    """Run a program; kill it at its time limit, and abandon it if it survives that.
-
-    ``ends_in_s``: a program that must end by itself gets SIGTERM and this time first. It is ended when the controller
-    disconnects, too.
-    """
-    environment = {**os.environ, "PATH": PATH, "LC_ALL": "C"}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(
-                list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
-            )
-        except FileNotFoundError:
-            return CommandResult(argv, 127, "", f"{argv[0]} is not installed")
-        deadline = time.monotonic() + limit_s
-        code = process.poll()
-        while code is None and time.monotonic() < deadline and not (ends_in_s and is_disconnected()):
-            time.sleep(0.1)
-            code = process.poll()
-        if code is None and ends_in_s:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(ends_in_s)
-        if code is None:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
-            # With a return code set, Python does not wait for the process when it exits.
-            left = "" if process.poll() is not None else f"; it {_STUCK} (process {process.pid})"
-            process.returncode = process.returncode or -signal.SIGKILL
-            return CommandResult(argv, 124, "", f"{argv[0]} did not end within {limit_s:.0f} s{left}")
-        out.seek(0)
-        err.seek(0)
-        return CommandResult(argv, code, out.read().decode(errors="replace"), err.read().decode(errors="replace"))

@@ -23,6 +23,8 @@ _CONNECT_S = 5
 _PATIENCE_S = 60
 NOT_FOUND = 404
 _CONFLICT = 409
+_AT_ONCE = 50
+"""Objects of one page, of a list that is too large for one response."""
 # Statuses of a busy or starting API server: 403 before it has loaded its roles (the administrator may do everything),
 # 429 too many requests, 500 etcd timed out, 503 and 504.
 _TEMPORARY = frozenset({0, 403, 429, 500, 503, 504})
@@ -50,6 +52,11 @@ class ApiError(MachineProblem):
         )
         self.status = status
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the response is larger than the limit: the API responds."""
+        return isinstance(self.__cause__, TooLarge)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -61,6 +68,10 @@ class Limits:
     """Seconds for the body of a response."""
     most: int = 256 << 20
     """Bytes of a response: lists of a large cluster have tens of megabytes."""
+
+
+class TooLarge(TimeoutError):  # noqa: N818 - reads as the sentence it makes
+    """A response beyond ``Limits.most``."""
 
 
 _LOG = re.compile(r"/api/v1/namespaces/[^/]+/pods/[^/]+/log")
@@ -96,7 +107,31 @@ class Client:
         """The server of the connection, for messages."""
 
     def get(self, path: str, **query: str) -> Any:
-        return self.call("GET", path, query=query)
+        """Read an object, or a list, in pages if it is too large for one response. Raises ApiError."""
+        try:
+            return self.call("GET", path, query=query)
+        except ApiError as error:
+            if not error.is_too_large:
+                raise
+        return self._in_pages(path, query)
+
+    def _in_pages(self, path: str, query: dict[str, str]) -> Any:
+        """A list whose objects users of a namespace made so large."""
+        items: list[Any] = []
+        at_once, token = _AT_ONCE, ""
+        while True:
+            page_query = {**query, "limit": str(at_once), **({"continue": token} if token else {})}
+            try:
+                page = self.call("GET", path, query=page_query)
+            except ApiError as error:
+                if not error.is_too_large or at_once == 1:
+                    raise
+                at_once = max(1, at_once // 4)
+                continue
+            items += page["items"]
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return {**page, "items": items}
 
     def find(self, path: str) -> Any | None:
         """Like get; None for a missing object."""
@@ -124,8 +159,11 @@ class Client:
         body: Any | None = None,
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
+        user: str = "",
     ) -> Any:
         """Send one request, repeated after temporary errors; returns the JSON response. Raises ApiError.
+
+        ``user``: the name of a node's user, in whose name the administrator sends it.
 
         A pod's log is the ``message`` of the response. It ends where the limits for logs end it, and is not requested
         again from a kubelet that sends nothing.
@@ -136,20 +174,24 @@ class Client:
         repeated = False
         while True:
             try:
-                return self._call(method, path, body, query, content_type)
+                return self._call(method, path, body, query, content_type, user)
             except ApiError as error:
                 if error.status == _CONFLICT and method == "POST" and repeated:
                     return {}  # the first attempt had succeeded
                 sends_nothing = is_log(path) and isinstance(error.__cause__, TimeoutError)
-                if sends_nothing or error.status not in _TEMPORARY or time.monotonic() > deadline:
+                if sends_nothing or error.is_too_large or error.status not in _TEMPORARY or time.monotonic() > deadline:
                     raise
             repeated = True
             time.sleep(1)
 
-    def _call(self, method: str, path: str, body: Any | None, query: dict[str, str] | None, content_type: str) -> Any:
-        target = f"{path}?{urlencode(query)}" if query else path
+    def _call(
+        self, method: str, path: str, body: Any | None, query: dict[str, str] | None, content_type: str, user: str
+    ) -> Any:
+        target = f"{path}{'&' if '?' in path else '?'}{urlencode(query)}" if query else path
         data = None if body is None else json.dumps(body)
         headers = {"Accept": "application/json", "Content-Type": content_type}
+        if user:
+            headers |= {"Impersonate-User": user, "Impersonate-Group": "system:nodes"}
         if self._token_file:
             headers["Authorization"] = f"Bearer {(disk.read(self._token_file) or '').strip()}"
         for is_last_attempt in (False, True):
@@ -217,7 +259,9 @@ def _content(response: http.client.HTTPResponse, limits: Limits) -> bytes:
     while piece := response.read1(1 << 20):
         pieces.append(piece)
         size += len(piece)
-        if size > limits.most or time.monotonic() > deadline:
+        if size > limits.most:
+            raise TooLarge("a response that does not end")
+        if time.monotonic() > deadline:
             raise TimeoutError("a response that does not end")
     if response.length:
         raise http.client.IncompleteRead(b"", response.length)

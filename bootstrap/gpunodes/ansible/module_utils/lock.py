@@ -1,8 +1,8 @@
 """The machine's lock: only one run changes a machine at a time.
 
 When a command is killed, its module keeps running on the machine. The next run waits until that module has ended, and
-the programs that it started: they inherit the lock's descriptor, so an orphaned apt-get still holds the lock. kubeadm
-is the exception: it is killed when its command disconnects.
+the programs that it started: they inherit the lock's descriptor, so an orphaned apt-get still holds the lock, and so
+does a program that survives its kill. kubeadm is the exception: it is killed when its command disconnects.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ def held(wait_s: float = WAIT_S, path: str = PATH) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):
             process.INHERITED.remove(descriptor)
+            if process.LEFT_BEHIND:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, process.LEFT_BEHIND[-1].encode("ascii", "replace"), 0)
         os.close(descriptor)
 
 
@@ -49,6 +52,6 @@ def _take(descriptor: int, deadline: float) -> None:
                 raise MachineProblem(
                     f"another run of gpunodes is changing this machine ({holder})",
                     "one run at a time",
-                    "wait until it ends",
+                    "wait until it ends; a program that hangs in the kernel may need a reboot",
                 ) from error
             time.sleep(1)

@@ -32,7 +32,10 @@ def check_unused(limit_s: float) -> None:
             raise MachineProblem(
                 f"{', '.join(found[:_SHOWN])}{more} use{'' if len(found) > 1 else 's'} the NFS server of this machine",
                 "no client of a server that is taken away: its programs would hang",
-                "unmount there what it serves (`grep ' nfs' /proc/mounts`); then run the command again",
+                # Connections that clients lost without a word, in a network that was cut: svc_age_temp_xprts in the
+                # kernel's net/sunrpc/svc_xprt.c.
+                "unmount there what it serves (`grep ' nfs' /proc/mounts`), or wait if nothing is mounted: within "
+                "12 minutes the kernel closes connections that were cut; then run the command again",
             )
         time.sleep(_POLL_S)
 

@@ -10,16 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from . import causes
+from . import causes, disk
 from .causes import Program
+from .package_listings import (
+    Effects,
+    PackageState,
+    parse_dnf_transaction,
+    parse_dpkg,
+    parse_madison,
+    parse_rpm_test,
+    parse_simulation,
+)
 from .problem import MachineProblem
 from .process import CommandResult, run
+
+__all__ = ["Effects", "PackageState", "parse_dnf_transaction", "parse_dpkg", "parse_madison", "parse_simulation"]
 
 INSTALL_LIMIT_S = 3600
 """A package may build a kernel module, which takes half an hour on an emulated machine."""
 LOCK_LIMIT_S = 300
 _ARCHIVES = "/var/cache/apt/archives"
 """Where apt keeps the packages that it downloads."""
+_SCRIPTS = "/var/lib/dpkg/info"
 
 
 @dataclass(frozen=True)
@@ -35,23 +47,6 @@ class RequestedPackage:
     """Install it before versions of the others are chosen, because it determines them."""
     replace: bool = False
     """Whether an installed version that does not match is replaced, by a newer or an older one, although it is held."""
-
-
-@dataclass(frozen=True)
-class PackageState:
-    """A completely installed package."""
-
-    version: str
-    held: bool
-
-
-@dataclass(frozen=True)
-class Effects:
-    """The packages that an installation would install, remove and upgrade."""
-
-    installs: Sequence[str]
-    removes: Sequence[str]
-    upgrades: Sequence[str]
 
 
 class NotFetched(MachineProblem):
@@ -99,6 +94,12 @@ class Manager(Protocol):
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove the packages, but keep the files that only purging deletes."""
+
+    def removals(self, names: Sequence[str]) -> Sequence[str]:
+        """All packages that would be gone with ``names``, because they depend on one of them; removes nothing."""
+
+    def contents(self, names: Sequence[str]) -> tuple[Sequence[str], str]:
+        """The files of these installed packages, and the text of the scripts that ran at their installation."""
 
 
 def detect() -> Manager:
@@ -239,6 +240,17 @@ class Apt:
                 for archive in glob.glob(f"{_ARCHIVES}/{glob.escape(name)}_*.deb"):
                     os.unlink(archive)
 
+    def removals(self, names: Sequence[str]) -> Sequence[str]:
+        # Without sources apt has no other package to install instead: all that one of these is needed by goes.
+        alone = [f"-oDir::{each}" for each in ("Etc::SourceList=-", "Etc::SourceParts=-", "Cache::pkgcache=")]
+        simulated = self.get("purge", "--simulate", "--allow-change-held-packages", *alone, *names)
+        self._checked(simulated, "simulating the removal of packages")
+        return parse_simulation(simulated.out).removes
+
+    def contents(self, names: Sequence[str]) -> tuple[Sequence[str], str]:
+        scripts = [path for name in names for path in glob.glob(f"{_SCRIPTS}/{glob.escape(name)}[.:]*postinst")]
+        return run(["dpkg-query", "-L", *names]).out.splitlines(), "".join(disk.read(path) or "" for path in scripts)
+
     @classmethod
     def get(cls, *arguments: str) -> CommandResult:
         """Run apt-get: it never asks, and keeps changed configuration files."""
@@ -248,40 +260,6 @@ class Apt:
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
             raise failure(Program.APT, title, result)
-
-
-def parse_dpkg(listing: str) -> dict[str, PackageState]:
-    """Parse ``dpkg-query``'s lines of name, status and version; only completely installed packages."""
-    found = {}
-    for line in listing.splitlines():
-        name, status, version = line.split("\t")
-        if status[1:2] == "i" and status[2:].strip() == "":
-            found[name] = PackageState(version, held=status[0] == "h")
-    return found
-
-
-def parse_madison(listing: str) -> dict[str, list[str]]:
-    """Parse ``apt-cache madison``: lines of ``name | version | source``, best version first."""
-    found: dict[str, list[str]] = {}
-    for line in listing.splitlines():
-        name, version, source = (*(part.strip() for part in line.split("|")), "", "", "")[:3]
-        if source.endswith("Packages") and version not in found.setdefault(name, []):
-            found[name].append(version)
-    return found
-
-
-def parse_simulation(listing: str) -> Effects:
-    """Parse ``apt-get --simulate``: ``Inst name [old] (new ...)`` and ``Remv name [old]``."""
-    installs: list[str] = []
-    removes: list[str] = []
-    upgrades: list[str] = []
-    for line in listing.splitlines():
-        fields = line.split()
-        if fields[:1] == ["Inst"]:
-            (upgrades if fields[2].startswith("[") else installs).append(fields[1])
-        elif fields[:1] in (["Remv"], ["Purg"]):
-            removes.append(fields[1])
-    return Effects(installs, removes, upgrades)
 
 
 def failure(program: Program, title: str, result: CommandResult) -> MachineProblem:
@@ -362,6 +340,19 @@ class Dnf:
     # rpm does not distinguish removing from purging.
     remove = purge
 
+    def removals(self, names: Sequence[str]) -> Sequence[str]:
+        going = [*names]
+        while True:
+            asked = run(["rpm", "--erase", "--test", *going])
+            more = [name for name in parse_rpm_test(asked.text) if name not in going]
+            if not more:
+                break
+            going += more
+        return going
+
+    def contents(self, names: Sequence[str]) -> tuple[Sequence[str], str]:
+        return run(["rpm", "-ql", *names]).out.splitlines(), run(["rpm", "-q", "--scripts", *names]).out
+
     def _held(self) -> set[str]:
         lines = self._dnf("versionlock", "list").out.splitlines()
         return {line.rpartition(":")[0].rpartition("-")[0] if ":" in line else line for line in lines}
@@ -384,17 +375,3 @@ def enabled_stream(text: str) -> str:
     """Parse such a file, an ini section with ``stream=`` and ``state=``; the enabled stream, "" for none."""
     values = dict(line.split("=", 1) for line in text.replace(" ", "").splitlines() if "=" in line)
     return values.get("stream", "") if values.get("state") == "enabled" else ""
-
-
-def parse_dnf_transaction(listing: str) -> Effects:
-    """Parse dnf's table of a transaction: headings that end with ``:``, then indented rows that begin with a name."""
-    found: dict[str, list[str]] = {"install": [], "remove": [], "upgrade": []}
-    current: list[str] = []
-    for line in listing.splitlines():
-        if line.endswith(":") and not line.startswith(" "):
-            heading = line.split()[0].rstrip(":").lower()
-            kinds = {"installing": "install", "removing": "remove", "upgrading": "upgrade", "downgrading": "upgrade"}
-            current = found.get(kinds.get(heading, ""), [])
-        elif line.startswith(" ") and len(line.split()) >= 4:  # noqa: PLR2004 - name, architecture, version, repository
-            current.append(line.split()[0])
-    return Effects(found["install"], found["remove"], found["upgrade"])

@@ -29,6 +29,7 @@ from . import kubeconfig, tree
 BEAT_S = 10.0
 _START_S = 30.0
 _CONNECT_S = 5.0
+_END_S = 5.0
 _MOST = 400
 
 
@@ -54,7 +55,11 @@ def main(options: Mapping[str, Any]) -> None:
             _follow(process)
         finally:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                # One that hangs in the kernel survives this, too: it is not waited for.
+                process.kill()
     finally:
         tree.remove(folder)
 

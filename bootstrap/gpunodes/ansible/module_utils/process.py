@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,8 @@ from .problem import MachineProblem
 
 INHERITED: list[int] = []
 """Descriptors that every program inherits: the machine's lock stays held until the last program has ended."""
+LEFT_BEHIND: list[str] = []
+"""The programs with these descriptors that this process gave up."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -50,12 +54,23 @@ def run_while_connected(
     argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> CommandResult:
     """Like ``run``, for a program that may be killed at any time: it is killed when the controller disconnects."""
-    return _run(argv, timeout_s, "", environment or {}, while_heard=True)
+    return _run(argv, _Limits(timeout_s, while_heard=True), environment=environment)
 
 
 def run_to_end(argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None) -> CommandResult:
     """Like ``run_while_connected``, for a program that must not be stopped halfway: it outlives the connection."""
-    return _run(argv, timeout_s, "", environment or {}, while_heard=False)
+    return _run(argv, _Limits(timeout_s), environment=environment)
+
+
+def run_alone(argv: Sequence[str], timeout_s: float, ends_in_s: float = 0) -> CommandResult:
+    """Like ``run``, for a program that may hang in a driver: it never keeps the machine's lock.
+
+    It is killed with all programs that it started.
+
+    ``ends_in_s``: a program that must end by itself gets SIGTERM and this time first. It is ended when the controller
+    disconnects, too.
+    """
+    return _run(argv, _Limits(timeout_s, while_heard=bool(ends_in_s), ends_in_s=ends_in_s, alone=True))
 
 
 def run(
@@ -64,14 +79,30 @@ def run(
     stdin: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> CommandResult:
-    """Run ``argv`` without a shell in the C locale; a missing or slow program is a result, not an exception."""
-    return _run(argv, timeout_s, stdin, environment or {}, while_heard=False)
+    """Run ``argv`` without a shell in the C locale; a missing or slow program is a result, not an exception.
+
+    A program that survives its kill, because it hangs in the kernel, is left behind: nothing here waits for ever.
+    """
+    return _run(argv, _Limits(timeout_s), stdin, environment)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """How long a program may run, in seconds, and what ends with it."""
+
+    timeout_s: float
+    while_heard: bool = False
+    """Whether it ends when the controller disconnects."""
+    ends_in_s: float = 0
+    """How long it may take to end after SIGTERM; 0: it is killed at once."""
+    alone: bool = False
+    """Whether it is killed with its process group, and does not inherit the machine's lock."""
 
 
 def _run(
-    argv: Sequence[str], timeout_s: float, stdin: str, environment: Mapping[str, str], *, while_heard: bool
+    argv: Sequence[str], limits: _Limits, stdin: str = "", environment: Mapping[str, str] | None = None
 ) -> CommandResult:
-    variables = {**os.environ, "PATH": PATH, "LC_ALL": "C", "LANGUAGE": "C", **environment}
+    variables = {**os.environ, "PATH": PATH, "LC_ALL": "C", "LANGUAGE": "C", **(environment or {})}
     try:
         process = subprocess.Popen(
             list(argv),
@@ -81,33 +112,77 @@ def _run(
             text=True,
             errors="replace",
             env=variables,
-            pass_fds=INHERITED,
+            pass_fds=() if limits.alone else INHERITED,
+            start_new_session=limits.alone,
         )
     except FileNotFoundError:
         return CommandResult(argv, 127, "", f"{argv[0]} is not installed")
-    with process:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                out, err = process.communicate(stdin, max(0, min(left, _CHECK_S) if while_heard else left))
-            except subprocess.TimeoutExpired as error:
-                if time.monotonic() < deadline and not is_disconnected():
-                    continue
+    # Not `with process`: it would wait without a limit.
+    try:
+        output = _wait(process, limits, stdin)
+        if process.returncode is not None:
+            return CommandResult(argv, process.returncode, *output)
+        slow = f"{argv[0]} did not end within {limits.timeout_s:.0f} s"
+        if limits.ends_in_s:
+            process.terminate()
+            output = _wait(process, _Limits(limits.ends_in_s))
+        return CommandResult(argv, 124, "".join(output), slow + _kill(process, argv[0], alone=limits.alone))
+    except BaseException:
+        _kill(process, argv[0], alone=limits.alone)
+        raise
+    finally:
+        for stream in (process.stdin, process.stdout, process.stderr):
+            with contextlib.suppress(OSError):
+                if stream:
+                    stream.close()
+
+
+def _wait(process: subprocess.Popen[str], limits: _Limits, stdin: str = "") -> tuple[str, str]:
+    """What a program prints until it ends, or must be ended: then it has no return code.
+
+    What it started in the background may keep its output open: that is not waited for.
+    """
+    deadline = time.monotonic() + limits.timeout_s
+    while True:
+        has_ended = process.poll() is not None
+        left = deadline - time.monotonic()
+        try:
+            # A second call would not send the rest of the input.
+            return process.communicate(stdin, max(0, left if stdin else min(left, _CHECK_S)))
+        except subprocess.TimeoutExpired as error:
+            is_late = time.monotonic() >= deadline or (limits.while_heard and is_disconnected())
+            if has_ended or is_late:
+                process.poll()
+                return _text(error.stdout), _text(error.stderr)
+
+
+def _text(output: str | bytes | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def _kill(process: subprocess.Popen[str], name: str, *, alone: bool) -> str:
+    """Kill a program, with its process group if it is alone; the end of a message if it survives that, else ""."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            if alone:
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
                 process.kill()
-                output = "".join(
-                    stream.decode(errors="replace") if isinstance(stream, bytes) else stream or ""
-                    for stream in (error.stdout, error.stderr)
-                )
-                return CommandResult(argv, 124, output, f"{argv[0]} did not end within {timeout_s:.0f} s")
-            except BaseException:
-                process.kill()
-                raise
-            return CommandResult(argv, process.returncode, out, err)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_DIES_S)
+    if process.returncode is not None:
+        return ""
+    # With a return code set, Python does not wait for the process when it exits.
+    process.returncode = -signal.SIGKILL
+    if not alone:
+        LEFT_BEHIND.append(f"process {process.pid}, {name}, was killed and hangs in the kernel")
+    return f"; killed, it hangs in the kernel and is left behind (see /proc/{process.pid}/stack)"
 
 
 _CHECK_S = 1.0
-"""Seconds between two checks of the connection to the controller."""
+"""Seconds between two checks of the connection to the controller, and for the last output of a program."""
+_DIES_S = 2.0
+"""Seconds in which a killed program ends, unless it hangs in the kernel (uninterruptible sleep)."""
 
 
 def must(

@@ -3,15 +3,17 @@
 It reads requests from standard input and prints responses, one JSON document per line; it processes several requests
 in parallel. A response never contains anything of the kubeconfig. A request has ``id``, ``method``, ``path`` (with its
 query), ``body`` (or null), ``type`` (content type of the body) and ``keep`` (dotted paths: the fields to return of the
-items of a list). With ``ca``, the hash of a CA, it is only for a cluster with that CA. A response has ``id``,
-``status`` (0: the API does not respond; -1: this machine runs no cluster; -4: its cluster has another CA), ``body``,
-``error``, ``time`` (this machine's clock, seconds since 1970) and ``ca``, the hash of the CA of this machine's cluster.
-The method LOCK returns the holder of the command lock on this machine.
+items of a list; a backslash before a dot makes it part of a name). With ``ca``, the hash of a CA, it is only for a
+cluster with that CA. A response has ``id``, ``status`` (0: the API does not respond; -1: this machine runs no cluster;
+-4: its cluster has another CA; -6: the response is too large), ``body``, ``error``, ``time`` (this machine's clock,
+seconds since 1970) and ``ca``, the hash of the CA of this machine's cluster. The method LOCK returns the holder of the
+command lock on this machine.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 import time
@@ -20,12 +22,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from . import command_lock, kubeconfig
-from .kube_api import ApiError, Client
+from .kube_api import ApiError, Client, Limits
 from .problem import MachineProblem
 
 _PARALLEL_REQUESTS = 4
 _MAX_BYTES = 32 << 20
 """Maximum size of a response."""
+_LIMITS = Limits(most=64 << 20)
+"""Those of the API's responses, of which ``keep`` leaves only some fields."""
+_TOO_LARGE: Mapping[str, Any] = {"status": -6, "body": None, "error": "the response is too large"}
+_DOT = re.compile(r"(?<!\\)\.")
 
 
 def main(options: Mapping[str, Any]) -> None:
@@ -45,13 +51,12 @@ def main(options: Mapping[str, Any]) -> None:
             response = {"status": -4, "body": None, "error": "it belongs to another cluster"}
         else:
             if not hasattr(local, "client"):
-                local.client = Client(config, patience_s=-1)
+                local.client = Client(config, patience_s=-1, limits=_LIMITS)
             response = _call(local.client, request)
         response["ca"] = ca
         text = json.dumps({"id": request["id"], "time": time.time(), **response})
         if len(text) > _MAX_BYTES:
-            response = {"status": 0, "body": None, "error": "the response is too large", "ca": ca}
-            text = json.dumps({"id": request["id"], "time": time.time(), **response})
+            text = json.dumps({"id": request["id"], "time": time.time(), **_TOO_LARGE, "ca": ca})
         with output_lock:
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
@@ -76,6 +81,8 @@ def _call(client: Client, request: Mapping[str, Any]) -> dict[str, Any]:
             str(request["method"]), str(request["path"]), request.get("body"), None, str(request["type"])
         )
     except ApiError as error:
+        if error.is_too_large:
+            return {**_TOO_LARGE}
         return {"status": error.status, "body": None, "error": str(error)}
     keep = request.get("keep")
     if keep and isinstance(body, dict) and "items" in body:
@@ -88,8 +95,8 @@ def pruned(item: Mapping[str, Any], keep: list[str]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for path in keep:
         inner = fields
-        for name in path.split("."):
-            inner = inner.setdefault(name, {})
+        for name in _DOT.split(path):
+            inner = inner.setdefault(name.replace("\\.", "."), {})
     result: dict[str, Any] = _kept(item, fields)
     return result
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from . import data_directory, disk, firewall, ledger, lock, packages, tree
+from . import data_directory, disk, firewall, ledger, lock, packages, still_needed, tree
 from .firewalls import firewalld, nftables, ufw
 from .firewalls.wanted import MARK
 from .host import gpu_driver, kernel, proxies, services, swap, users
@@ -42,7 +42,13 @@ class Undoer:
         self.section = section
         self.actions: list[str] = []
         self.differences: list[Difference] = []
+        self.notes: list[str] = []
+        """What the user should know: packages that stay."""
         self.ledger = ledger.load(ledger.path_of(section))
+        self.going = {*self.ledger.packages}
+        """The packages that this run removes, those of other sections too."""
+        self.alone = bool(section)
+        """Whether the section is undone without the others."""
 
     def run(self) -> list[str]:
         """Undo; returns the actions taken, empty if there was nothing to undo.
@@ -52,9 +58,12 @@ class Undoer:
         """
         sections = self._sections()
         self.check_unmounted()
+        self.going.update(*(section.going for section in sections))
         for section in sections:
+            section.going, section.alone = self.going, False
             self.actions += section.run()
             self.differences += section.differences
+            self.notes += section.notes
         if os.path.exists(ledger.path_of(self.section)):
             self._undo()
         if not self.check and not os.path.exists(os.path.dirname(ledger.PATH)):
@@ -78,6 +87,8 @@ class Undoer:
 
     def _undo(self) -> None:
         self._drivers()
+        if self.ledger.packages:
+            self._keep()
         self._services()
         self._mounts()
         self._docker()
@@ -211,12 +222,39 @@ class Undoer:
             if users.has_group(name):
                 self._do(f"remove the group {name}", partial(run, ["groupdel", name]), _gone("groups", name))
 
+    def _keep(self) -> None:
+        """Leave out the packages that others need, before anything is undone.
+
+        A later undo has those of a section: its ledger gets them. After all is undone they are the administrator's.
+        """
+        manager = packages.detect()
+        if not self.check:
+            manager.finish_interrupted()
+        needed = self._needed(manager)
+        if not needed.packages:
+            return
+        paths = [ledger.path_of(each) for each in ("", *ledger.SECTIONS) if each != self.section]
+        others = {path: ledger.load(path) for path in paths if os.path.exists(path)}
+        self.notes += filter(None, [needed.note(self.going.union(*(each.packages for each in others.values())))])
+        taken = still_needed.take(self.ledger, manager, needed.packages)
+        if self.alone and others and not self.check:
+            path = max(others, key=lambda path: len({*needed.by} & {*others[path].packages}))
+            still_needed.give(others[path], taken)
+            others[path].save(path)
+
+    def _needed(self, manager: packages.Manager) -> still_needed.Needed:
+        present = manager.installed(self.ledger.packages)
+        try:
+            return still_needed.find(manager, [name for name in self.ledger.packages if name in present], self.going)
+        except MachineProblem:
+            if self.check:
+                return still_needed.Needed()  # The package manager was interrupted, and only a real run completes that.
+            raise
+
     def _packages(self) -> None:
         if not self.ledger.packages and not self.ledger.holds:
             return
         manager = packages.detect()
-        if not self.check:
-            manager.finish_interrupted()
         installed = manager.installed(sorted({*self.ledger.holds, *self.ledger.packages}))
         held = [name for name in self.ledger.holds if name in installed and installed[name].held]
         if held:

@@ -13,6 +13,7 @@ description:
   - Purges the packages that M(gpunodes.bootstrap.host) installed and restores the files, kernel settings, services and
     swap.
   - Packages and files that existed before stay. A machine without a ledger is not changed.
+  - Packages that other packages need by now stay, too, with their services, users and folders.
 options:
   section:
     description: The section of the ledger to undo; empty for all.
@@ -50,6 +51,12 @@ actions:
   returned: always
   type: list
   elements: str
+notes:
+  description: Which packages stay because packages that gpunodes did not install need them, and which ones those are.
+  returned: always
+  type: list
+  elements: str
+  sample: ["dkms stays: zfs-dkms, which gpunodes did not install, needs it"]
 diff:
   description: >-
     The differences, as Ansible shows them: texts or objects before and after, with their names. A secret is replaced by
@@ -83,7 +90,8 @@ def main() -> None:
         with_gpus = module.params["section"] in {"", "gpu"}
         sliced = gpu_mig.remove(module.check_mode, leaves=True) if with_gpus else gpu_mig.Outcome()
         actions = [*sliced.actions, *undoer.run()]
-        return {"changed": bool(actions), "actions": actions, "diff": [*sliced.differences, *undoer.differences]}
+        differences = [*sliced.differences, *undoer.differences]
+        return {"changed": bool(actions), "actions": actions, "notes": undoer.notes, "diff": differences}
 
     carry_out(module, work)
 

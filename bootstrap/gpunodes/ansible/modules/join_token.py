@@ -31,6 +31,13 @@ options:
     description: Holder of the Leases of the run that uses the token; empty for none.
     type: str
     default: ""
+  nodes:
+    description: >-
+      Names of the nodes that join with the token. The API refuses them no longer, if M(gpunodes.bootstrap.node_removed)
+      removed them.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     support: full
@@ -96,14 +103,15 @@ def main() -> None:
             "ttl": {"type": "int", "default": 900},
             "timeout": {"type": "int", "default": 120},
             "run": {"type": "str", "default": ""},
+            "nodes": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
-        ttl_s, run = module.params["ttl"], module.params["run"]
+        ttl_s, run, nodes = module.params["ttl"], module.params["run"], module.params["nodes"]
         if module.params["state"] == "present":
-            token = "" if module.check_mode else tokens.create(ttl_s, module.params["timeout"], run)
+            token = "" if module.check_mode else tokens.create(ttl_s, module.params["timeout"], run, nodes)
             difference = Difference("join token", None, {"token": Secret(token), "lifetime": f"{ttl_s} s"})
             return {"changed": True, "token": token, "diff": [difference]}
         deleted = tokens.delete(run, module.check_mode)

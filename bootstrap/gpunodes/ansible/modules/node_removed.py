@@ -43,13 +43,19 @@ options:
     description: Whether the drained node stays in the cluster.
     type: bool
     default: false
+  returns:
+    description: >-
+      Whether the machine joins again at once. Otherwise the API refuses the node and its requests for certificates from
+      then on, until M(gpunodes.bootstrap.join_token) names it.
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
     description: Reports the changes that it would make, and makes none.
   diff_mode:
     support: full
-    description: Lists the pods that leave the node, and the node.
+    description: Lists the pods that leave the node, the node, and that it is refused.
   platform:
     support: full
     description: Runs on a control-plane machine.
@@ -72,7 +78,8 @@ actions:
   type: list
   elements: str
 notes:
-  description: Pods that were deleted by force, or in check mode would be.
+  description: >-
+    Pods that were deleted by force, or in check mode would be, and why the API would let the removed machine in again.
   returned: always
   type: list
   elements: str
@@ -105,6 +112,7 @@ def main() -> None:
             "force": {"type": "bool", "default": False},
             "control_plane": {"type": "bool", "default": False},
             "keep": {"type": "bool", "default": False},
+            "returns": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -119,6 +127,7 @@ def main() -> None:
             parameters["expected"],
             control_plane=parameters["control_plane"],
             keep=parameters["keep"],
+            returns=parameters["returns"],
         )
         return {**report.result(), "notes": notes}
 

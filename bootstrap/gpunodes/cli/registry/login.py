@@ -48,6 +48,7 @@ def command(
         raise WrongInput("no terminal asks for user and password", "both", "add --user NAME --password-stdin")
     name, password = own or _asked(server, user, password_stdin=password_stdin)
     found = registries.login(inventory, server, chosen, name, password)
+    own_login.record(inventory, server, chosen)
     if as_json:
         terminal.echo(view_of.dump(found))
     else:

@@ -9,6 +9,7 @@ import click
 from gpunodes.cli import options, terminal
 from gpunodes.errors import ExitCode
 from gpunodes.operations import checked, registries
+from gpunodes.operations.registry_server import login as own_login
 from gpunodes.views import registries as view_of
 
 
@@ -22,12 +23,18 @@ from gpunodes.views import registries as view_of
 def command(server: str, namespaces: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
     """Delete a login, and its password from the cluster.
 
-    Pods that run keep running; new ones cannot pull images of this registry that their machine does not have.
+    Pods that run keep running; new ones cannot pull images of this registry that their machine does not have. The
+    password stays valid for who has read it: change it at the registry, that of the cluster by
+    `gpunodes registry up --new-password`.
     """
     registries.check(server, namespaces)
-    gone = registries.logout(checked.inventory(inventory_path, checked.Needs.CLUSTER), server, namespaces)
+    inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    is_own = own_login.forget(inventory, server, namespaces)
+    gone = registries.logout(inventory, server, namespaces)
     if as_json:
         terminal.echo(view_of.dump([], gone))
     else:
         terminal.line(f"no login at {server} any more in {', '.join(each.namespace for each in gone)}")
+    if is_own:
+        terminal.progress(view_of.STILL_VALID)
     return ExitCode.DONE

@@ -12,13 +12,19 @@ from gpunodes.views import text
 
 
 @click.command()
+@click.option(
+    "--new-password",
+    is_flag=True,
+    help="Make another password; the old one ends, and the namespaces that may pull get the new one.",
+)
 @common.run_options(commands.UP)
-def command(flags: common.CommonOptions) -> int:
+def command(new_password: bool, flags: common.CommonOptions) -> int:
     """Start a registry in the cluster, which all nodes trust.
 
     Its images are in a folder of a share of gpunodes_storage. It has a fixed address, a certificate of a CA of its own,
     and a user whose password is printed once. Run the same command again to renew the certificate, and after machines
-    that were off have come back.
+    that were off have come back. After --new-password nobody pulls until the registry has started again, and who pushes
+    logs in again.
     """
     inventory = checked.inventory(flags.inventory, checked.Needs.CLUSTER)
 
@@ -29,7 +35,9 @@ def command(flags: common.CommonOptions) -> int:
 
     view = text.progress()
     try:
-        made, ended = commands.up(inventory, view, rollout_options.lines(), flags.options, shown)
+        made, ended = commands.up(
+            inventory, view, rollout_options.lines(), flags.options, shown, new_password=new_password
+        )
     finally:
         view.close()
     if flags.as_json:

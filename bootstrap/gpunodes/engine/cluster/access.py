@@ -21,6 +21,13 @@ from gpunodes.shape import Many, Maybe, Optional
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 SIGNER = "kubernetes.io/kube-apiserver-client"
+# What makes pods, and pods themselves.
+_WORKLOADS = {
+    "/api/v1": ("pods", "replicationcontrollers"),
+    "/apis/apps/v1": ("daemonsets", "deployments", "replicasets", "statefulsets"),
+    "/apis/batch/v1": ("cronjobs", "jobs"),
+}
+_TOKENS = "secrets?fieldSelector=type%3Dkubernetes.io%2Fservice-account-token"
 _SIGNED_S = 60.0
 """Time limit in seconds for the signature of kube-controller-manager."""
 _POLL_S = 0.5
@@ -107,12 +114,24 @@ class Access(Api):
         return None if found is None else dict(labels)
 
     def bindings(self) -> list[Binding]:
-        """All bindings of the cluster, with two requests."""
+        """All bindings of the cluster."""
         return [
             _binding(item)
             for kind in ("clusterrolebindings", "rolebindings")
-            for item in self._call("GET", f"{RBAC}/{kind}", keep=_KEEP).body["items"]
+            for item in self._list(f"{RBAC}/{kind}", _KEEP)
         ]
+
+    def workloads(self, namespace: str) -> int:
+        """How many workloads a namespace has ("": all of them), without those that another one made."""
+        kinds = [f"{group}{_within(namespace)}/{kind}" for group, each in _WORKLOADS.items() for kind in each]
+        keep = ("metadata.name", "metadata.ownerReferences")
+        found = [item for path in kinds for item in self._list(path, keep)]
+        return sum(not each["metadata"].get("ownerReferences") for each in found)
+
+    def lasting_tokens(self, namespace: str) -> int:
+        """How many Secrets of a namespace ("": all of them) have a token of a service account, which has no end."""
+        path = f"/api/v1{_within(namespace)}/{_TOKENS}"
+        return len(self._list(path, ("metadata.name",)))
 
     def bind(self, made: Binding) -> None:
         """Create a binding, or bring it to this state; its role cannot be changed, so another one replaces it."""
@@ -218,7 +237,12 @@ def _segment(name: str) -> str:
 
 
 def _bindings(namespace: str) -> str:
-    return f"{RBAC}/namespaces/{_segment(namespace)}/rolebindings" if namespace else f"{RBAC}/clusterrolebindings"
+    return f"{RBAC}{_within(namespace)}/rolebindings" if namespace else f"{RBAC}/clusterrolebindings"
+
+
+def _within(namespace: str) -> str:
+    """A namespace as a part of a path; "" for all."""
+    return f"/namespaces/{_segment(namespace)}" if namespace else ""
 
 
 def _binding(item: Mapping[str, Any]) -> Binding:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpunodes.engine.cluster.api import NOT_FOUND, Api
 from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.shapes import ANY_NUMBER
 from gpunodes.shape import Many, Maybe, Named, Optional
 
 _NODES = (
@@ -26,12 +27,12 @@ _SETS = (
     "spec.template.spec.containers.image",
 )
 _SLICES = ("metadata.name", "spec.driver", "spec.nodeName")
-_LABELS = Optional(Maybe(Named(str, 100_000)))
+_LABELS = Optional(Maybe(Named(str, ANY_NUMBER)))
 _NODE = {
     "metadata": {"name": str, "labels": _LABELS},
     "status": {
-        "addresses": Optional(Maybe(Many({"type": str, "address": str}, 1000))),
-        "allocatable": Optional(Maybe(Named(str, 1000))),
+        "addresses": Optional(Maybe(Many({"type": str, "address": str}, ANY_NUMBER))),
+        "allocatable": Optional(Maybe(Named(str, ANY_NUMBER))),
         "nodeInfo": {"kubeletVersion": str, "containerRuntimeVersion": str},
     },
 }
@@ -65,16 +66,16 @@ class Adopted(Api):
     """Reads a cluster; the methods raise as those of ``Api``."""
 
     def read(self) -> Reading:
-        """Everything, with five requests."""
+        """Everything."""
         version = self._call("GET", "/version").body
-        nodes = self._call("GET", "/api/v1/nodes", keep=_NODES).body["items"]
-        sets = self._call("GET", "/apis/apps/v1/daemonsets", keep=_SETS).body["items"]
+        nodes = self._list("/api/v1/nodes", _NODES)
+        sets = self._list("/apis/apps/v1/daemonsets", _SETS)
         slices = self._slices()
         found = self._find("/api/v1/namespaces/kube-system/configmaps/kubeadm-config")
         check(version, {"gitVersion": str}, "its version")
         check(nodes, Many(_NODE, 20_000), "its nodes")
         check(sets, Many(_SET, 10_000), "its DaemonSets")
-        check(slices, Many(_SLICE, 100_000), "its ResourceSlices")
+        check(slices, Many(_SLICE, ANY_NUMBER), "its ResourceSlices")
         if found is not None:
             check(found, _MAP, "kubeadm's ConfigMap")
         data = (found or {}).get("data") or {}
@@ -82,7 +83,7 @@ class Adopted(Api):
 
     def _slices(self) -> Any:
         try:
-            return self._call("GET", "/apis/resource.k8s.io/v1/resourceslices", keep=_SLICES).body["items"]
+            return self._list("/apis/resource.k8s.io/v1/resourceslices", _SLICES)
         except Refused as error:
             if error.status == NOT_FOUND:
                 return []  # an older API, or one where they are switched off

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpunodes.engine.cluster import shapes
-from gpunodes.engine.cluster.connection import NO_CLUSTER, NO_SESSION, OTHER_API, OTHER_CLUSTER, Response
-from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused, invalid
+from gpunodes.engine.cluster import pages, shapes
+from gpunodes.engine.cluster.connection import NO_CLUSTER, NO_SESSION, OTHER_API, OTHER_CLUSTER, TOO_LARGE, Response
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused, TooLarge, invalid
 from gpunodes.engine.cluster.session import Session
+from gpunodes.errors import GpunodesError
 
 OnWait = Callable[[str], None]
 """Takes the reason when a request begins to wait for a response."""
@@ -37,11 +38,13 @@ class Api:
     def call_once(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Response:
         """Send a request once; raises NoResponse or Refused without a retry."""
         response = self.session.request(method, path, body, kind)
-        if response.status <= 0:
-            raise _no_response(response)
         if response.status != OK:
-            raise Refused(response.status, response.error)
+            raise _error(method, path, response)
         return _checked(method, path, response)
+
+    def list_once(self, path: str) -> pages.Listed:
+        """All objects of a list; each request is sent as by ``call_once``."""
+        return pages.read_all(lambda page: self.call_once("GET", page), path)
 
     def lock_holder(self) -> Mapping[str, Any] | None:
         """The holder of the lock over SSH (engine/locks.py), as recorded in the lock file; None when it is free."""
@@ -71,9 +74,11 @@ class Api:
                 self._on_wait(f"{response.error}; waiting up to {self._patience_s:.0f} seconds for the control plane")
                 waiting = True
             time.sleep(1)
-        if response.status <= 0:
-            raise _no_response(response)
-        raise Refused(response.status, response.error)
+        raise _error(method, path, response)
+
+    def _list(self, path: str, keep: Sequence[str] = (), at_once: int = pages.AT_ONCE) -> list[dict[str, Any]]:
+        """All objects of a list, with the fields of ``keep``; all lists are read by this, or by ``list_once``."""
+        return pages.read_all(lambda page: self._call("GET", page, keep=keep), path, at_once).items
 
     def _find(self, path: str, *, wait: bool = True) -> Any | None:
         try:
@@ -99,6 +104,13 @@ def _checked(method: str, path: str, response: Response) -> Response:
             f"the response of the control plane to {method} {path.partition('?')[0]} is not valid: {violation}"
         )
     return response
+
+
+def _error(method: str, path: str, response: Response) -> GpunodesError:
+    """The error for any other response than a good one."""
+    if response.status == TOO_LARGE:
+        return TooLarge(f"the response of the control plane to {method} {path.partition('?')[0]} is too large")
+    return _no_response(response) if response.status <= 0 else Refused(response.status, response.error)
 
 
 def _no_response(response: Response) -> NoResponse:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
-from gpunodes.engine.cluster import marks, nodes, pods
+from gpunodes.engine.cluster import marks, nodes, pages, pods
 from gpunodes.engine.cluster.api import CONFLICT, NOT_FOUND, OK, PATIENCE_S, TOO_MANY_REQUESTS, Api, OnWait
 from gpunodes.engine.cluster.errors import Refused
 from gpunodes.engine.cluster.marks import NodeObject, Patch
@@ -43,9 +43,8 @@ class Cluster(Api):
     # Nodes
 
     def nodes(self) -> list[Node]:
-        """All nodes, with one request."""
-        response = self._call("GET", "/api/v1/nodes", keep=nodes.KEEP)
-        return [nodes.parse(item, self._pool_label) for item in response.body["items"]]
+        """All nodes."""
+        return [nodes.parse(item, self._pool_label) for item in self._list("/api/v1/nodes", nodes.KEEP)]
 
     def node(self, name: str, *, wait: bool = True) -> Node | None:
         """One node; None when it does not exist. Without ``wait`` a request without a response is not repeated."""
@@ -167,7 +166,7 @@ class Cluster(Api):
     def pods_on(self, name: str) -> list[Pod]:
         """The pods of a node."""
         query = urlencode({"fieldSelector": f"spec.nodeName={name}"})
-        return [pods.parse(item) for item in self._call("GET", f"/api/v1/pods?{query}", keep=pods.KEEP).body["items"]]
+        return [pods.parse(item) for item in self._list(f"/api/v1/pods?{query}", pods.KEEP, pages.PODS_AT_ONCE)]
 
     def evict(self, pod: Pod) -> str:
         """Request the eviction of a pod; returns why it is refused, "" when it is accepted or the pod is gone."""

@@ -32,6 +32,8 @@ OTHER_CLUSTER = -4
 """The status when its cluster has another CA than the request names."""
 OTHER_API = -5
 """The status when the API of a kubeconfig is that of another cluster than this inventory had before."""
+TOO_LARGE = -6
+"""The status when there is a response that is too large: the control plane responds."""
 CALL_S = 45.0
 """Time limit in seconds for one response; the program's own limit is 30."""
 _REASON_S = 5.0

@@ -20,7 +20,7 @@ from typing import Any
 from gpunodes.ansible.module_utils.kube_api import is_path
 from gpunodes.ansible.module_utils.session import pruned
 from gpunodes.engine.cluster import exec_plugin, kubeconfig_file
-from gpunodes.engine.cluster.connection import CALL_S, INVALID, OTHER_API, Response
+from gpunodes.engine.cluster.connection import CALL_S, INVALID, OTHER_API, TOO_LARGE, Response
 from gpunodes.engine.cluster.kubeconfig_file import Selected
 from gpunodes.errors import GpunodesError, WrongInput
 
@@ -30,6 +30,8 @@ _CONNECT_S = 10.0
 _READ_S = 30.0
 _MAX_BYTES = 32 << 20
 """Maximum size of a response."""
+_MUCH_BYTES = 1 << 20
+"""An API server that has sent more when a time limit ends is up: less can be requested of it."""
 _RELOAD_S = 10.0
 """Seconds after which the credentials are read again if the API refuses them."""
 _LATEST = 32503680000.0
@@ -224,6 +226,7 @@ class _Client:
         headers = {"Accept": "application/json", "Content-Type": fields["type"] or "application/json"}
         headers |= {each["key"]: each["value"] for each in self._configuration.auth_settings().values()}
         body = None if fields["body"] is None else json.dumps(fields["body"])
+        data = bytearray()
         try:
             with deadline.within(limit_s):
                 response = self._pool.request(
@@ -237,14 +240,14 @@ class _Client:
                     preload_content=False,
                 )
                 with contextlib.closing(response):
-                    data = b""
                     for chunk in response.stream(1 << 16):
                         data += chunk
                         if len(data) > _MAX_BYTES:
-                            return Response(0, None, "the response is too large", time.time())
+                            return Response(TOO_LARGE, None, "the response is too large", time.time())
                     response.release_conn()
         except (TimeoutError, urllib3.exceptions.ReadTimeoutError):
-            return Response(0, None, f"{self._selected.server}: no complete response in {limit_s:.0f} s", time.time())
+            why = f"{self._selected.server}: no complete response in {limit_s:.0f} s"
+            return Response(TOO_LARGE if len(data) > _MUCH_BYTES else 0, None, why, time.time())
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             why = " ".join(str(error).split())
             # A server responds, with a certificate of another CA: that is not an API that is down.
@@ -261,7 +264,7 @@ def _unusable(by: ByKubeconfig, why: str) -> WrongInput:
     )
 
 
-def _response(status: int, data: bytes, date: str, keep: list[str]) -> Response:
+def _response(status: int, data: bytearray, date: str, keep: list[str]) -> Response:
     """The response as ``connection`` has it; an API server names its time in each one."""
     try:
         moment = email.utils.parsedate_to_datetime(date).timestamp()

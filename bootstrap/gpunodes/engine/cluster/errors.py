@@ -32,6 +32,13 @@ class Refused(GpunodesError):  # noqa: N818 - as above
         self.status = status
 
 
+class TooLarge(Refused):
+    """A response is larger than a connection carries; the control plane responds."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(413, message)
+
+
 def invalid(found: str) -> NoResponse:
     """The error for a response that an API server does not give; ``found`` is what is wrong with it."""
     return NoResponse(

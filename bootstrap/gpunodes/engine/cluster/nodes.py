@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -58,11 +59,12 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
     # GPUs in ResourceSlices are not allocatable: a repair verifies them on the machine.
     by_claims = labels.get(devices.SERVING) == devices.DRA
     info = status.get("nodeInfo") or {}
-    ready = [entry["status"] for entry in status.get("conditions", ()) if entry["type"] == "Ready"]
+    conditions = [entry for entry in status.get("conditions", ()) if entry["type"] == "Ready"]
     return Node(
         name=metadata["name"],
         addresses=tuple(entry["address"] for entry in status.get("addresses", ())),
-        ready=ready == ["True"],
+        ready=[entry["status"] for entry in conditions] == ["True"],
+        changed=max((_moment(entry.get("lastTransitionTime")) for entry in conditions), default=0.0),
         boot_id=info.get("bootID", ""),
         machine_id=info.get("machineID", ""),
         system_uuid=info.get("systemUUID", ""),
@@ -88,6 +90,14 @@ def _devices(resources: Mapping[str, object]) -> int | None:
     """The number of GPUs, or slices of GPUs, that a node offers under any resource name; None without a resource."""
     found = devices.counts(resources)
     return sum(found.values()) if found else None
+
+
+def _moment(text: object) -> float:
+    """A time of the API in seconds since 1970; 0 for a missing or invalid one."""
+    try:
+        return dt.datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _number(text: object) -> int | None:

@@ -8,21 +8,31 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunodes.ansible.module_utils.cluster import gpu_pods
+from gpunodes.engine.cluster.pages import field
 
+_MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of a mirror pod, which the kubelet makes for a static pod."""
 KEEP = (
     "metadata.name",
     "metadata.namespace",
     "metadata.uid",
-    "metadata.ownerReferences",
-    "metadata.annotations",
+    "metadata.ownerReferences.kind",
+    "metadata.ownerReferences.controller",
+    field("metadata", "annotations", _MIRROR),
     "metadata.deletionTimestamp",
     "spec.runtimeClassName",
-    "spec.resourceClaims",
-    "spec.containers.resources",
-    "spec.initContainers.resources",
+    "spec.resourceClaims.name",
+    "spec.resourceClaims.resourceClaimName",
+    "spec.containers.resources.limits",
+    "spec.containers.resources.requests",
+    "spec.initContainers.resources.limits",
+    "spec.initContainers.resources.requests",
     "status.phase",
 )
-"""The fields of a pod that are requested; the environment of its containers, which may hold secrets, is not."""
+"""The fields of a pod that are requested, only those that are used: its user decides how large the others are.
+
+The environment of its containers may hold secrets.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ def parse(item: Mapping[str, Any]) -> Pod:
         name=metadata["name"],
         uid=metadata["uid"],
         owner=owners[0]["kind"] if owners else "",
-        mirror="kubernetes.io/config.mirror" in (metadata.get("annotations") or {}),
+        mirror=_MIRROR in (metadata.get("annotations") or {}),
         finished=(item.get("status") or {}).get("phase") in {"Succeeded", "Failed"},
         ending="deletionTimestamp" in metadata,
         uses_gpus=gpu_pods.uses_gpu(item),

@@ -18,11 +18,13 @@ from urllib.parse import quote
 
 from gpunodes.engine.cluster.api import CONFLICT, Api
 from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.pages import field
 from gpunodes.shape import Many, Maybe, Optional
 
 _KIND = "kubernetes.io/dockerconfigjson"
 _LABEL = "gpunodes.dev/registry"
 _SERVER, _USER = "gpunodes.dev/registry-server", "gpunodes.dev/registry-user"
+_NOTES = tuple(field("metadata", "annotations", key) for key in (_SERVER, _USER))
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _DOCKER_HUB = "https://index.docker.io/v1/"
@@ -42,6 +44,8 @@ class Login:
     user: str
     is_used: bool
     """Whether the namespace's default service account names it."""
+    uid: str = ""
+    """Of the Secret."""
 
 
 class Registries(Api):
@@ -53,22 +57,21 @@ class Registries(Api):
 
     def login(self, namespace: str, server: str, user: str, password: str) -> None:
         """Create the Secret of a login, or replace its content, and add it to the default service account."""
-        pair = base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
-        auths = {_key(server): {"username": user, "password": password, "auth": pair}}
+        body = _document(server, user, password)
         name = secret_name(server)
-        body = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": name,
-                "labels": {"app.kubernetes.io/managed-by": "gpunodes", _LABEL: "true"},
-                "annotations": {_SERVER: server, _USER: user},
-            },
-            "type": _KIND,
-            "data": {".dockerconfigjson": base64.b64encode(json.dumps({"auths": auths}).encode()).decode("ascii")},
-        }
         self._call("PATCH", f"{_secret(namespace, name)}?fieldManager=gpunodes&force=true", body, _APPLY)
         self._change(namespace, lambda names: names if name in names else [*names, name])
+
+    def differs(self, login: Login, user: str, password: str) -> bool:
+        """Whether a login has another user or password than these; one that has gone does not."""
+        found = self._find(_secret(login.namespace, login.secret))
+        return found is not None and found.get("data") != _document(login.server, user, password)["data"]
+
+    def renew(self, login: Login, user: str, password: str) -> None:
+        """Replace what the Secret of a login has; raises Refused if another Secret took its place, or none did."""
+        body = _document(login.server, user, password)
+        body["metadata"]["uid"] = login.uid
+        self._call("PATCH", f"{_secret(login.namespace, login.secret)}?fieldManager=gpunodes&force=true", body, _APPLY)
 
     def logout(self, login: Login) -> None:
         """Take a login out of the default service account, and delete its Secret; what has gone is no error."""
@@ -76,19 +79,20 @@ class Registries(Api):
         self._delete(_secret(login.namespace, login.secret))
 
     def logins(self) -> list[Login]:
-        """All logins that gpunodes made, with two requests."""
-        name = ("metadata.name", "metadata.namespace")
+        """All logins that gpunodes made."""
+        name = ("metadata.name", "metadata.namespace", "metadata.uid")
         path = f"/api/v1/secrets?labelSelector={_LABEL}%3Dtrue"
-        secrets = self._call("GET", path, keep=(*name, "metadata.annotations", "type")).body["items"]
+        secrets = self._list(path, (*name, *_NOTES, "type"))
         path = "/api/v1/serviceaccounts?fieldSelector=metadata.name%3Ddefault"
-        accounts = self._call("GET", path, keep=(*name, "imagePullSecrets")).body["items"]
+        accounts = self._list(path, (*name, "imagePullSecrets"))
         used = {str(each["metadata"].get("namespace")): _names(each) for each in accounts}
         found = []
         for each in secrets:
             metadata = each["metadata"]
             namespace, notes = str(metadata.get("namespace")), metadata.get("annotations") or {}
             is_used = metadata["name"] in used.get(namespace, ())
-            login = Login(namespace, metadata["name"], notes.get(_SERVER, ""), notes.get(_USER, ""), is_used)
+            server, user, uid = notes.get(_SERVER, ""), notes.get(_USER, ""), str(metadata.get("uid", ""))
+            login = Login(namespace, metadata["name"], server, user, is_used, uid)
             # A Secret with our label that is no login is not ours to delete.
             if each.get("type") == _KIND and login.secret == secret_name(login.server):
                 found.append(login)
@@ -120,6 +124,23 @@ def secret_name(server: str) -> str:
     """The name of a registry's Secret; two registries never have the same."""
     readable = re.sub(r"[^a-z0-9]+", "-", server.lower()).strip("-")[:40].strip("-")
     return f"gpunodes-registry-{readable}-{hashlib.sha256(server.encode()).hexdigest()[:8]}"
+
+
+def _document(server: str, user: str, password: str) -> dict[str, Any]:
+    """The Secret of a login."""
+    pair = base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+    auths = {_key(server): {"username": user, "password": password, "auth": pair}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": secret_name(server),
+            "labels": {"app.kubernetes.io/managed-by": "gpunodes", _LABEL: "true"},
+            "annotations": {_SERVER: server, _USER: user},
+        },
+        "type": _KIND,
+        "data": {".dockerconfigjson": base64.b64encode(json.dumps({"auths": auths}).encode()).decode("ascii")},
+    }
 
 
 def _key(server: str) -> str:

@@ -22,6 +22,7 @@ from gpunodes.engine.cluster.connection import (
     NO_CLUSTER,
     NO_SESSION,
     OTHER_CLUSTER,
+    TOO_LARGE,
     Connected,
     Connects,
     Response,
@@ -117,7 +118,7 @@ class Session:
             order = order[:1]
         for number, connection in enumerate(order, 1):
             response = self._ask(connection, fields, CALL_S if number == len(order) else TURN_S)
-            if response.status > 0 and response.status not in _BROKEN:
+            if not _is_failure(response):
                 return response, found
             found[connection.machine] = response
         return None, found
@@ -129,7 +130,7 @@ class Session:
         response = self._checked(fields, connection.request({**fields, "ca": self._ca}, limit_s))
         new_ca = ""
         with self._mutex:
-            if response.status <= 0 or response.status in _BROKEN:
+            if _is_failure(response):
                 self._failed[connection] = time.monotonic()
                 self.failures[connection.machine] = response.error
                 if connection is self._current:
@@ -146,7 +147,7 @@ class Session:
 
     def _checked(self, fields: Mapping[str, Any], response: Response) -> Response:
         """A response, or why it is none: of another cluster, or not of a Kubernetes API."""
-        if response.status <= 0:
+        if response.status <= 0 and response.status != TOO_LARGE:
             return response
         # The program refuses such a request itself, unless it was sent before the CA was known.
         no_cluster = fields["method"] == "LOCK" and not response.ca
@@ -222,6 +223,11 @@ class Session:
             f"({together.error})",
             together.time,
         )
+
+
+def _is_failure(response: Response) -> bool:
+    """Whether another control plane may respond where this one did not; what is too large is so on each of them."""
+    return response.status in _BROKEN or (response.status <= 0 and response.status != TOO_LARGE)
 
 
 def is_sent_once(method: str, path: str) -> bool:

@@ -9,25 +9,30 @@ from gpunodes import shape
 from gpunodes.ansible.module_utils import kube_api
 from gpunodes.shape import Many, Maybe, Named, Optional
 
+ANY_NUMBER = 10_000_000
+"""More than fits into an object of the API, or into a response: a node must not invalidate a list by its labels."""
 _METADATA = {
     "name": str,
     "namespace": Optional(str),
-    "labels": Optional(Maybe(Named(str, 100_000))),
-    "annotations": Optional(Maybe(Named(str, 100_000))),
+    "labels": Optional(Maybe(Named(str, ANY_NUMBER))),
+    "annotations": Optional(Maybe(Named(str, ANY_NUMBER))),
 }
 _OBJECT = {
     "metadata": {**_METADATA, "uid": str, "resourceVersion": str},
-    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, 100_000)))})),
+    "spec": Optional(Maybe({"taints": Optional(Maybe(Many({"key": str, "effect": str}, ANY_NUMBER)))})),
     "status": Optional(Maybe({})),
 }
 # A list is requested with some of these fields only.
 _PARTIAL = {**_OBJECT, "metadata": _METADATA}
-_OBJECTS = {"items": Many(_PARTIAL, 10_000_000)}
+_OBJECTS = {"metadata": Optional(Maybe({"continue": Optional(Maybe(str))})), "items": Many(_PARTIAL, ANY_NUMBER)}
 
-_LISTS = re.compile(
-    # A namespace may have the name of a kind.
-    r"(?<!/api/v1/namespaces)/(nodes|pods|leases|daemonsets|clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|deployments|events|resourceslices)(\?|$)"
+_KINDS = (
+    "nodes|pods|leases|daemonsets|deployments|statefulsets|replicasets|replicationcontrollers|jobs|cronjobs|"
+    "clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|events|"
+    "resourceslices"
 )
+# A namespace, a role or another object may have the name of a kind.
+_LISTS = re.compile(rf"/apis?(/[a-z0-9.]+)?/v\d\w*(/namespaces/[^/?]+)?/({_KINDS})(\?|$)")
 
 
 def violation(method: str, path: str, body: Any) -> str:
@@ -41,5 +46,5 @@ def violation(method: str, path: str, body: Any) -> str:
         return shape.wrong(body, _PARTIAL)
     if method == "POST" and path.endswith("/token"):
         return shape.wrong(body, {"status": {"token": str, "expirationTimestamp": str}})
-    is_list = method == "GET" and _LISTS.search(path)
+    is_list = method == "GET" and _LISTS.match(path)
     return shape.wrong(body, _OBJECTS if is_list else _OBJECT)

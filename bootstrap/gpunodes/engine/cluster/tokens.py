@@ -1,4 +1,4 @@
-"""Tokens of accounts of the cluster, by TokenRequest, and the addresses of its Services."""
+"""Tokens of accounts of the cluster, by TokenRequest."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ class Token:
 
 class Tokens(Api):
     """The methods raise as those of ``Api``."""
-
-    def service_address(self, namespace: str, name: str) -> str:
-        """The address of a Service, as the cluster reports it; "" if there is no such Service."""
-        found = self._find(f"/api/v1/namespaces/{namespace}/services/{name}")
-        return "" if found is None else str((found.get("spec") or {}).get("clusterIP") or "")
 
     def token(self, namespace: str, account: str, seconds: int) -> Token:
         """A new token of a ServiceAccount; it cannot be withdrawn, and ends by itself."""

@@ -11,6 +11,7 @@ from gpunodes import shape
 from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
 from gpunodes.engine.cluster.api import NOT_FOUND, Api
 from gpunodes.engine.cluster.errors import Refused, check
+from gpunodes.engine.cluster.pages import PODS_AT_ONCE
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 from gpunodes.shape import Many, Maybe, Optional
@@ -25,8 +26,12 @@ _STATE = {
 }
 _CONTAINERS = Optional(Many({"state": _STATE, "lastState": Optional(_STATE), "imageID": _TEXT}, 100))
 _CONDITIONS = Optional(Many({"type": str, "status": str, "message": _TEXT, "reason": _TEXT}, 100))
+_NAME = shape.Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_OWNED = {
+    "ownerReferences": Optional(Maybe(Many({"kind": str, "name": str, "uid": str, "controller": Optional(bool)}, 100)))
+}
 _POD = {
-    "metadata": {"name": shape.Pattern("a name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")},
+    "metadata": {"name": _NAME, **_OWNED},
     "spec": {"nodeName": _TEXT},
     "status": {
         "phase": _TEXT,
@@ -49,7 +54,16 @@ _DEPLOYMENT = {
     ),
 }  # fmt: skip
 _EVENT = {"reason": _TEXT, "message": Optional(Maybe(str)), "lastTimestamp": Optional(Maybe(str))}
-_KEEP = ("metadata.name", "metadata.deletionTimestamp", "spec.nodeName", "status")
+_MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of a pod that a kubelet made for a file of its machine."""
+_KEEP = (
+    "metadata.name",
+    "metadata.deletionTimestamp",
+    "metadata.ownerReferences",
+    "metadata.annotations",
+    "spec.nodeName",
+    "status",
+)
 
 
 class Workloads(Api):
@@ -62,21 +76,43 @@ class Workloads(Api):
         newest = status.get("observedGeneration") == deployment["metadata"].get("generation")
         return bool(newest and status.get("readyReplicas") and status.get("updatedReplicas"))
 
-    def labelled_pods(self, namespace: str, label: str) -> list[dict[str, Any]]:
-        """The pods with a label; those that have ended, or are being deleted, last.
+    def deployment_of(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """A Deployment; None without it."""
+        found: dict[str, Any] | None = self._find(f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}")
+        return found
 
-        A pod that failed, as after an eviction, stays in the list beside the one that replaced it.
+    def labelled_pods(self, namespace: str, label: str) -> list[dict[str, Any]]:
+        """The pods with a label; those that have ended, or are being deleted, last, and none whose status is invalid.
+
+        A pod that failed, as after an eviction, stays in the list beside the one that replaced it. Those that a kubelet
+        made for files of its machine are left out: root of any node can give them any namespace, labels and status.
         """
         path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={quote(label)}"
-        pods: list[dict[str, Any]] = self._call("GET", path, keep=_KEEP).body["items"]
-        for each in pods:
-            check(each, _POD, "a pod")
-        return sorted(pods, key=_is_over)
+        pods = [each for each in self._list(path, _KEEP, PODS_AT_ONCE) if not shape.wrong(each, _POD)]
+        return sorted((each for each in pods if not _is_of_kubelet(each)), key=_is_over)
 
-    def serving_pod(self, namespace: str, label: str) -> str:
-        """The name of a pod with a label that is ready; "" without one."""
-        pods = self.labelled_pods(namespace, label)
-        return next((str(each["metadata"]["name"]) for each in pods if not _is_over(each) and _is_ready(each)), "")
+    def serving_pod(self, namespace: str, label: str, deployment: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A pod of this very Deployment that is ready; None without one. What is secret may be sent to it.
+
+        A label is no proof: nodes may create pods with any label. Only the cluster's controllers, and administrators,
+        make one that belongs to a ReplicaSet of the Deployment.
+        """
+        for each in self.labelled_pods(namespace, label):
+            if not _is_over(each) and _is_ready(each) and self._is_of(namespace, each, deployment):
+                return each
+        return None
+
+    def _is_of(self, namespace: str, pod: Mapping[str, Any], deployment: Mapping[str, Any]) -> bool:
+        """Whether a pod belongs to a ReplicaSet that the cluster has, and that to this Deployment."""
+        kind, name, uid = _controller(pod)
+        if kind != "ReplicaSet" or shape.wrong(name, _NAME):
+            return False
+        found = self._find(f"/apis/apps/v1/namespaces/{namespace}/replicasets/{name}")
+        if found is None or not uid or found["metadata"]["uid"] != uid:
+            return False
+        check(found, {"metadata": _OWNED}, "a ReplicaSet")
+        own = deployment["metadata"]
+        return _controller(found) == ("Deployment", own["name"], own["uid"])
 
     def reason_of(self, namespace: str, label: str, deployment: Mapping[str, Any]) -> str:
         """Why a Deployment is not ready, as scheduler, kubelet or API server report it; on one line."""
@@ -110,7 +146,7 @@ class Workloads(Api):
         """The last warning about a pod: a failed mount or probe is reported only in events."""
         selector = quote(f"involvedObject.name={pod},type=Warning")
         path = f"/api/v1/namespaces/{namespace}/events?fieldSelector={selector}"
-        events = self._call("GET", path, keep=("metadata.name", "reason", "message", "lastTimestamp")).body["items"]
+        events = self._list(path, ("metadata.name", "reason", "message", "lastTimestamp"))
         valid = [each for each in events if not shape.wrong(each, _EVENT)]
         newest = max(valid, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
         return event_text(newest) if newest else ""
@@ -141,6 +177,19 @@ class Workloads(Api):
 def _is_over(pod: Mapping[str, Any]) -> bool:
     """Whether a pod has ended, or is being deleted."""
     return pod["status"].get("phase") in {"Succeeded", "Failed"} or "deletionTimestamp" in pod["metadata"]
+
+
+def _controller(found: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Kind, name and uid of what an object belongs to; empty for nothing."""
+    for each in found["metadata"].get("ownerReferences") or ():
+        if each.get("controller"):
+            return str(each["kind"]), str(each["name"]), str(each["uid"])
+    return "", "", ""
+
+
+def _is_of_kubelet(pod: Mapping[str, Any]) -> bool:
+    """Whether a kubelet made a pod: the API server lets nodes make no others than these."""
+    return _MIRROR in (pod["metadata"].get("annotations") or {}) or _controller(pod)[0] == "Node"
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ class Notebooks(Workloads):
     def claims(self, namespace: str) -> list[str]:
         """The names of the claims of `gpunodes storage` in a namespace."""
         path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims?labelSelector={quote(storage.SELECTOR)}"
-        return sorted(str(each["metadata"]["name"]) for each in self._call("GET", path).body["items"])
+        return sorted(str(each["metadata"]["name"]) for each in self._list(path, ("metadata.name",)))
 
     def has_claim(self, namespace: str, name: str) -> bool:
         """Whether a namespace has a claim."""
@@ -88,7 +88,9 @@ class Notebooks(Workloads):
 
     def pod(self, place: Place) -> str:
         """The name of the pod of a notebook that is ready; "" without one."""
-        return self.serving_pod(place.namespace, _label(place))
+        deployment = self.one(place, "Deployment")
+        found = self.serving_pod(place.namespace, _label(place), deployment) if deployment else None
+        return "" if found is None else str(found["metadata"]["name"])
 
     def reason(self, place: Place, deployment: Mapping[str, Any]) -> str:
         """Why a notebook is not ready, as scheduler, kubelet or API server report it; on one line."""
@@ -98,7 +100,7 @@ class Notebooks(Workloads):
         """The Deployments of all notebooks."""
         path = f"/apis/apps/v1/deployments?labelSelector={quote(notebooks.PART)}"
         made = []
-        for each in self._call("GET", path).body["items"]:
+        for each in self._list(path):
             meta = each["metadata"]
             place = Place(str((meta.get("labels") or {}).get(notebooks.LABEL, "")), str(meta.get("namespace")))
             if notebooks.is_place(place) and meta["name"] == place.objects and notebooks.is_own(each, place):

@@ -58,12 +58,14 @@ class Leases:
         return server_time + clock() - sent if server_time else time.time()
 
     def observe(self) -> list[ObservedLease]:
-        """All locks on machines, of every command, with one request."""
+        """All locks on machines, of every command."""
+        sent = clock()
         query = f"?labelSelector={quote('='.join(objects.LABEL), safe='')}"
-        response = self._call("GET", query)
+        found = self._api.list_once(_NAMESPACE + query)
+        self._server_time = (found.time, sent)
         return [
-            objects.observed(item, response.time)
-            for item in response.body["items"]
+            objects.observed(item, found.time)
+            for item in found.items
             if item["metadata"]["name"].startswith(objects.PREFIX)
         ]
 

@@ -106,6 +106,8 @@ class Access:
     command: str = ""
     macs: tuple[str, ...] = ()
     """For Wake-on-LAN: the addresses of the machine's network interfaces."""
+    shared: str = ""
+    """For Wake-on-LAN: why none of the addresses that the machine reported may be woken, "" if ``macs`` has one."""
     reached: tuple[str, int] = ("", 0)
     """For Wake-on-LAN: where the machine's SSH server listens."""
     jump: tuple[Target, ...] = ()

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpunodes.engine.power import Access, Power, jumping
@@ -29,11 +30,13 @@ def access(
     reached: tuple[str, int] = ("", 0),
     macs: Sequence[str] = (),
     jump: tuple[Target, ...] | None = None,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> Access | None:
     """The access to the BMC of a machine, from its settings; None when no BMC is configured.
 
     For Wake-on-LAN, ``reached`` is where its SSH server listens, ``macs`` the addresses that it reported. ``jump`` are
-    its jump hosts, where they are not to be read from the settings and from ssh_config.
+    its jump hosts, where they are not to be read from the settings and from ssh_config. ``others`` are the MAC
+    addresses of other machines, each with the machine's name: what the machine reported of these does not count.
     The password is from the inventory (Ansible vault works), an environment variable or a command; raises WrongInput.
     """
     kind = str(settings["gpunodes_bmc_type"] or "")
@@ -47,6 +50,7 @@ def access(
     # A machine may report anything.
     own = tuple(each for each in macs if _MAC.fullmatch(each))
     known = (str(settings["gpunodes_bmc_mac"]),) if settings["gpunodes_bmc_mac"] else own
+    used = known if settings["gpunodes_bmc_mac"] else tuple(each for each in own if each not in others)
     required, name = {
         "command": (command, "gpunodes_bmc_command"),
         WOL: (known, "gpunodes_bmc_mac, and the machine never reported one"),
@@ -69,10 +73,15 @@ def access(
         system=str(settings["gpunodes_bmc_system"] or ""),
         verify=_verified(machine, settings["gpunodes_bmc_verify"]),
         command=command,
-        macs=known if kind == WOL else (),
+        macs=used if kind == WOL else (),
+        shared=_shared(machine, own[0], others[own[0]]) if kind == WOL and not used else "",
         reached=reached,
         jump=jumping.hops(machine, kind, settings) if jump is None else jump,
     )
+
+
+def _shared(machine: str, mac: str, other: str) -> str:
+    return f"{machine} reported no MAC address of its own to wake: {mac} is one of {other}, too"
 
 
 def connect(machine: str, access: Access) -> Power:

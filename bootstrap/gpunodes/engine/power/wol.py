@@ -36,7 +36,8 @@ class WakeOnLan:
         self._reached = access.reached
         host, port = access.place
         self._broadcast = (host or BROADCAST, int(port or PORT))
-        self.name = f"Wake-on-LAN to {', '.join(access.macs)}"
+        self._shared = access.shared
+        self.name = f"Wake-on-LAN to {', '.join(access.macs) or 'no address'}"
 
     def state(self) -> PowerState:
         """On if the machine's SSH port responds in any way, off if it does not in several tries.
@@ -51,7 +52,7 @@ class WakeOnLan:
         return PowerState.OFF
 
     def order(self, order: Order) -> None:
-        """Send the packet; raises PowerProblem for any other action than on."""
+        """Send the packet; raises PowerProblem for any other action than on, and if it would wake another machine."""
         if order is not Order.ON:
             raise PowerProblem(
                 Trouble.REFUSED,
@@ -59,6 +60,8 @@ class WakeOnLan:
                 f"`gpunodes power {self._machine} off` shuts its system down over SSH; one that does not respond is "
                 "switched off on site",
             )
+        if self._shared:
+            raise PowerProblem(Trouble.WRONG_MACHINE, self._shared, f"set gpunodes_bmc_mac of {self._machine}")
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sending:
                 sending.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)

@@ -39,6 +39,7 @@ _PUBLIC = {
     }
 }
 _SERVICE = {"spec": {"clusterIP": shape.Pattern("an IPv4 address", r"(\d{1,3}\.){3}\d{1,3}")}}
+_RECORD = {"data": {"uid": shape.Pattern("a UID", r"[A-Za-z0-9-]{1,64}")}}
 _SECRET = {"data": shape.Named(str, 100)}
 _NODE = {
     "metadata": {"name": shape.Pattern("a node's name", r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")},
@@ -97,6 +98,17 @@ class RegistryServer(Workloads):
         except (binascii.Error, ValueError):
             return {}
 
+    def recorded(self, namespace: str) -> str:
+        """The UID of the Secret that `registry login` made in a namespace for this registry; "" if none is known."""
+        found = self._own("ConfigMap", registry.record_name(namespace))
+        return "" if found is None or shape.wrong(found, _RECORD) else str(found["data"]["uid"])
+
+    def forget(self, namespace: str) -> None:
+        """Delete the record of a login; one that is gone is no error."""
+        name = registry.record_name(namespace)
+        if self._own("ConfigMap", name) is not None:
+            self._delete(f"{_PATHS['ConfigMap']}/{quote(name, safe='')}")
+
     def deployment(self) -> dict[str, Any] | None:
         """The Deployment; None without it."""
         return self._own("Deployment", NAME)
@@ -104,7 +116,7 @@ class RegistryServer(Workloads):
     def shares(self, name: str) -> bool:
         """Whether `gpunodes storage up` has made volumes of a share."""
         path = f"{_PATHS['PersistentVolume']}?labelSelector={quote(f'{storage.SELECTOR},{storage.SHARE_LABEL}={name}')}"
-        return bool(self._call("GET", path, keep=("metadata.name",)).body["items"])
+        return bool(self._list(path, ("metadata.name",)))
 
     def has_namespace(self) -> bool:
         """Whether the namespace exists; raises GpunodesError while it is being deleted."""
@@ -143,16 +155,17 @@ class RegistryServer(Workloads):
 
     def pod(self) -> str:
         """The name of the pod that serves; raises GpunodesError without one."""
-        name = self.serving_pod(NAMESPACE, _LABEL)
-        if not name:
+        deployment = self.deployment()
+        found = self.serving_pod(NAMESPACE, _LABEL, deployment) if deployment else None
+        if found is None:
             raise GpunodesError("the registry has no pod that is ready", "one that is", "run the same command again")
-        return name
+        return str(found["metadata"]["name"])
 
     def ready_nodes(self) -> dict[str, str]:
         """The architecture of each ready node, by name."""
         keep = ("metadata.name", "status.nodeInfo.architecture", "status.conditions")
         found = {}
-        for node in self._call("GET", "/api/v1/nodes", keep=keep).body["items"]:
+        for node in self._list("/api/v1/nodes", keep):
             if shape.wrong(node, _NODE):
                 continue
             conditions = {each["type"]: each["status"] for each in node["status"].get("conditions") or ()}
@@ -194,7 +207,7 @@ class RegistryServer(Workloads):
     def volumes(self) -> list[str]:
         """The volumes of shares whose claim is in the namespace of the registry, or was."""
         path = f"{_PATHS['PersistentVolume']}?labelSelector={quote(storage.SELECTOR)}"
-        volumes = self._call("GET", path, keep=("metadata.name", "spec.claimRef")).body["items"]
+        volumes = self._list(path, ("metadata.name", "spec.claimRef"))
         return [
             str(each["metadata"]["name"])
             for each in volumes

@@ -96,7 +96,7 @@ def _checked(address: str) -> str:
     try:
         return str(ipaddress.IPv4Address(address))
     except ValueError as error:
-        raise GpunodesError(f"{address!a} is not an IPv4 address", "the address of a Service", "") from error
+        raise GpunodesError(f"{address!a} is not an IPv4 address", "the address of a pod", "") from error
 
 
 def free(port: int) -> int:

@@ -54,7 +54,8 @@ def probe(
 ) -> list[ProbeResult]:
     """Probe every target; returns within ``deadline_s`` seconds, with one result for each target, in their order.
 
-    ``on_result`` is called in the caller's thread as soon as a result is available.
+    ``on_result`` is called in the caller's thread as soon as a result is available. The time that it takes for one
+    machine does not count for the others.
     """
     return _Scan(targets, options, time.monotonic() + deadline_s, parallel, on_result).run()
 
@@ -212,7 +213,20 @@ class _Scan:
 
     def _record(self, result: ProbeResult) -> None:
         self._results[result.name] = result
+        began = time.monotonic()
         self._on_result(result)
+        self._postpone(time.monotonic() - began)
+
+    def _postpone(self, seconds: float) -> None:
+        """Move all deadlines: nothing was handled meanwhile."""
+        self._deadline += seconds
+        for name in self._resolving:
+            self._resolving[name] += seconds
+        for pending in self._pending.values():
+            pending.deadline += seconds
+        for session in self._sessions.values():
+            if session.began is not None:
+                session.began += seconds
 
     def _worker(self) -> None:
         """Run sessions, one after the other."""

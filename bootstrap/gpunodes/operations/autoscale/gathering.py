@@ -14,7 +14,7 @@ from gpunodes.autoscale.state import MachineState
 from gpunodes.engine import identities
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.fleet import InventoryFleet, match_nodes
-from gpunodes.engine.power import kinds
+from gpunodes.engine.power import Access, kinds
 from gpunodes.errors import WrongInput, together
 from gpunodes.identity.model import MachineIdentity, NodeIdentity
 from gpunodes.model import Machine, Role
@@ -23,6 +23,7 @@ from gpunodes.planner import autoscale
 from gpunodes.planner.autoscale import ScaledMachine
 from gpunodes.planner.pools import POOL_LABEL
 from gpunodes.planner.scaled_pools import any_scales, scaled
+from gpunodes.repair.switched_off import of_machines
 from gpunodes.setting_forms import are_taints
 
 _MAX_CA = 64 << 10
@@ -72,6 +73,7 @@ def gather(
     }
     known = identities.recall_all(fleet.cluster_name, {name: each.address for name, each in machines.items()})
     matches = match_nodes(fleet, cluster.nodes(), {})
+    off = of_machines({node: node for node in states}, known, matches)
     most = bytes_of_one(len(machines))
     found = []
     for name, machine in machines.items():
@@ -79,8 +81,7 @@ def gather(
         if match.contradiction:
             raise WrongInput(f"{name}: {match.contradiction}", "one machine for each node", "see `gpunodes status`")
         # The node of a machine that is off was deleted; its name was recorded, or is that of the machine.
-        off = own.hostname or name.lower()
-        node = match.node.name if match.node else off if off in states else ""
+        node = match.node.name if match.node else off.get(name, "")
         rendered = fleet.inventory.rendered(name, "gpunodes_bmc_", "gpunodes_node_taints")
         variables = fleet.inventory.connection(name) | rendered
         found.append(
@@ -96,15 +97,40 @@ def gather(
             )
         )
     _check(found, own_image=bool(given["gpunodes_power_image"]))
-    accesses = {each.node: kinds.access(each.name, each.settings, macs=each.identity.macs) for each in found}
+    accesses = {each.node: _access(fleet, each) for each in found}
+    found = [_with_own_macs(each, accesses[each.node]) for each in found]
     jumps = Jumps()
     found = [replace(each, jump=jumps.add(each.name, accesses[each.node])) for each in found]
     passwords = {node: access.password for node, access in accesses.items() if access and access.password}
     return Gathered(
-        autoscale.document(given, found, _authorities(found), jumps.documents),
+        autoscale.document(given, found, _authorities(found), jumps.documents, _templates(last)),
         passwords | jumps.keys,
         {each.node: machines[each.name] for each in found},
     )
+
+
+def _templates(last: Plan | None) -> dict[str, Any]:
+    """The templates of the pools in the present plan."""
+    return {name: pool.template.document() for name, pool in last.pools.items()} if last else {}
+
+
+def _access(fleet: InventoryFleet, machine: ScaledMachine) -> Access | None:
+    """The access to the BMC of a machine; raises WrongInput for one that reported only addresses of others to wake."""
+    is_woken = machine.settings["gpunodes_bmc_type"] == kinds.WOL
+    others = fleet.macs_of_others(machine.name) if is_woken else {}
+    found = kinds.access(machine.name, machine.settings, macs=machine.identity.macs, others=others)
+    if found and found.shared:
+        raise WrongInput(
+            found.shared, "an address that no other machine has", f"set gpunodes_bmc_mac of {machine.name}"
+        )
+    return found
+
+
+def _with_own_macs(machine: ScaledMachine, access: Access | None) -> ScaledMachine:
+    """A machine that is woken, with no address of another one: the power server knows only machines that scale."""
+    if access is None or access.kind != kinds.WOL or machine.settings["gpunodes_bmc_mac"]:
+        return machine
+    return replace(machine, identity=replace(machine.identity, macs=access.macs))
 
 
 def _check(machines: Sequence[ScaledMachine], *, own_image: bool) -> None:

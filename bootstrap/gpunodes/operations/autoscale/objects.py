@@ -61,8 +61,8 @@ class Objects(Store):
     def pod_nodes(self) -> list[str]:
         """The nodes of the autoscaler's pods; one that was deleted is there until it has ended."""
         query = urlencode({"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT}"})
-        found = self._call("GET", f"{_CORE}/pods?{query}", keep=("metadata.name", "spec.nodeName")).body
-        return [str((each.get("spec") or {}).get("nodeName") or "") for each in found["items"]]
+        found = self._list(f"{_CORE}/pods?{query}", ("metadata.name", "spec.nodeName"))
+        return [str((each.get("spec") or {}).get("nodeName") or "") for each in found]
 
     def delete_states(self) -> None:
         """Forget the states of all machines."""

@@ -70,9 +70,10 @@ def _node_of(
     fleet: Fleet, machine: Machine, found: Mapping[str, SeenNode], recorded: Iterable[str]
 ) -> tuple[str, Match]:
     """The name of a machine's node, "" if it is unknown, and its match; ``recorded`` are names of nodes without one."""
-    match = match_nodes(fleet, [each.node for each in found.values()], {})[machine.name]
+    matches = match_nodes(fleet, [each.node for each in found.values()], {})
+    match = matches[machine.name]
     known = identities.recall_all(fleet.cluster_name, {each.name: each.address for each in fleet.all_machines()})
-    off = of_machines({name: name for name in recorded}, known).get(machine.name, "")
+    off = of_machines({name: name for name in recorded}, known, matches).get(machine.name, "")
     return (match.node.name if match.node else off), match
 
 

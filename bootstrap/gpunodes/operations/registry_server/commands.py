@@ -16,7 +16,8 @@ from gpunodes.errors import GpunodesError, WrongInput, together
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, Role, RunResult
 from gpunodes.operations import phases, registries, switched_off
-from gpunodes.operations.registry_server import material
+from gpunodes.operations.registry_server import logins, material
+from gpunodes.operations.registry_server.logins import Renewed
 from gpunodes.operations.registry_server.material import Material
 from gpunodes.operations.repair.context import Report
 from gpunodes.operations.run import Operation, RunOptions, carry_out
@@ -48,6 +49,8 @@ class Started:
     changed: Sequence[str]
     """The objects that this command changed, or with a dry run would change."""
     password: str = field(default="", repr=False)
+    logins: Renewed = field(default_factory=Renewed)
+    """What happened to the logins of namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,10 @@ def up(
     report: Report,
     options: RunOptions,
     shown: Callable[[Started], None] = lambda _: None,
+    *,
+    new_password: bool = False,
 ) -> tuple[Started, RunResult]:
-    """Make the registry, let all nodes trust it, and wait until it is ready.
+    """Make the registry, let all nodes trust it, and wait until it is ready; all logins of namespaces stay valid.
 
     ``shown`` gets what was made, with a new password, before anything else can fail. Raises WrongInput for settings
     that the cluster contradicts, before anything is changed, and GpunodesError if it does not become ready.
@@ -107,7 +112,7 @@ def up(
         before = api.folder() if api.has_namespace() else ""
         if before and before != request.folder:
             report("", f"warning: the images so far stay in {before}; it serves those in {request.folder} from now on")
-        prepared = prepare(api, request, dry_run=options.dry_run)
+        prepared = prepare(api, request, dry_run=options.dry_run, new_password=new_password)
     started = prepared.started
     shown(started)
     trusted = {"address": request.address, "ca": prepared.material.ca}
@@ -117,13 +122,15 @@ def up(
         return started, ended
     with control_planes.connected(inventory, RegistryServer) as api:
         changed = deploy(api, request, prepared, dry_run=options.dry_run)
+        # Also without a new password: a command that was interrupted may have made one.
+        renewed = logins.renew(api, request.address, prepared.material, dry_run=options.dry_run)
         if not options.dry_run:
             report("", "waiting until the registry is ready")
             wait(api, _READY_S, report)
-    return replace(started, changed=[*started.changed, *changed]), ended
+    return replace(started, changed=[*started.changed, *changed], logins=renewed), ended
 
 
-def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False) -> Prepared:
+def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new_password: bool = False) -> Prepared:
     """Everything before the nodes trust it: without a pod, nothing serves yet.
 
     A Service whose address is taken is refused before anything else is made. What is published belongs to a key that
@@ -139,7 +146,7 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False) -> 
         )
     found = api.secret() if exists else None
     before = material.read(found) if found is not None else None
-    now = material.renewed(before, request.host) if before else material.made(request.host)
+    now = material.wanted(before, request.host, new_password=new_password)
     changed = [api.apply(registry.namespace(), dry_run=dry_run)]
     if dry_run and not exists:
         # The API server checks nothing in a namespace that does not exist.
@@ -157,7 +164,7 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False) -> 
                 "run the same command again",
             )
         changed.append(api.apply(published, dry_run=dry_run))
-    password = "" if before or dry_run else now.password
+    password = "" if dry_run or (before and before.password == now.password) else now.password
     started = Started(
         request.address,
         now.user,
@@ -172,8 +179,8 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False) -> 
 
 
 def deploy(api: RegistryServer, request: Request, prepared: Prepared, *, dry_run: bool = False) -> list[str]:
-    """Start the registry, or replace its pod if its certificate or configuration changed."""
-    wanted = registry.deployment(request, prepared.material.certificate)
+    """Start the registry, or replace its pod if its certificate, login or configuration changed."""
+    wanted = registry.deployment(request, prepared.material.certificate, prepared.material.htpasswd)
     if dry_run and not api.has_namespace():
         return [f"Deployment {NAME}"]
     return [each for each in [api.apply(wanted, dry_run=dry_run)] if each]
@@ -216,7 +223,6 @@ def status_of(api: RegistryServer) -> Status:
             "run it again",
         )
     found = api.deployment()
-    logins = [each for each in Registries(api.session).logins() if each.server == public.address]
     containers = (((found or {}).get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or [{}]
     problem = api.why_not_ready(found) if found else "it has no Deployment; run `gpunodes registry up` again"
     return Status(
@@ -226,7 +232,7 @@ def status_of(api: RegistryServer) -> Status:
         line(containers[0].get("image", "")),
         problem,
         read[1],
-        logins,
+        logins.own(api, public.address),
     )
 
 
@@ -269,9 +275,9 @@ def down(
 def _stopped(api: RegistryServer, address: str, report: Report) -> list[str]:
     report("", "stopping the registry")
     removed = [f"Deployment {NAME}"] if api.stop() else []
-    logins = Registries(api.session)
-    if address and any(each.server == address for each in logins.logins()):
-        removed += [f"Secret {each.namespace}/{each.secret}" for each in registries.logged_out(logins, address)]
+    if address and logins.own(api, address):
+        gone = registries.logged_out(Registries(api.session), address)
+        removed += [f"Secret {each.namespace}/{each.secret}" for each in gone]
     return removed
 
 

@@ -1,7 +1,8 @@
 """What the registry has in its Secret: a CA of its own, a certificate, and a user with a password.
 
 The CA is for this one registry, and nodes trust it at the registry's address only. ``up`` renews the certificate when a
-third of its life is left, and the CA long before it ends; nodes then trust the old and the new one.
+third of its life is left, and the CA long before it ends; nodes then trust the old and the new one. It keeps the
+password unless a new one is requested.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpunodes.errors import GpunodesError
@@ -65,13 +66,30 @@ class Material:
 
 def made(host: str) -> Material:
     """New material for a registry at an address."""
-    import bcrypt
-
     authority, ca_key = _new_authority(_now())
     certificate, key = _issued(host, authority, ca_key)
+    htpasswd, password = _new_password()
+    return Material(_pem(authority), _key_pem(ca_key), _pem(certificate), _key_pem(key), htpasswd, password)
+
+
+def wanted(found: Material | None, host: str, *, new_password: bool = False) -> Material:
+    """What the registry gets now: ``found`` as far as it may stay, with another password on request."""
+    if found is None:
+        return made(host)
+    kept = renewed(found, host)
+    if not new_password:
+        return kept
+    htpasswd, password = _new_password()
+    return replace(kept, htpasswd=htpasswd, password=password)
+
+
+def _new_password() -> tuple[str, str]:
+    """The line of the registry's file of users, and the password."""
+    import bcrypt
+
     password = secrets.token_urlsafe(32)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(_ROUNDS)).decode("ascii")
-    return Material(_pem(authority), _key_pem(ca_key), _pem(certificate), _key_pem(key), f"{USER}:{hashed}\n", password)
+    return f"{USER}:{hashed}\n", password
 
 
 def renewed(found: Material, host: str) -> Material:

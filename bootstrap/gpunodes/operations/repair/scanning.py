@@ -34,7 +34,8 @@ def _marked(command: RepairCommand, scans: dict[str, MachineScan]) -> dict[str, 
     """Machines that do not respond since the autoscaler keeps them off are not unreachable."""
     if not command.cluster or not any(seen.verdict.state is State.UNREACHABLE for seen in scans.values()):
         return scans
-    off = match_switched(command.fleet, command.cluster.switched_off(), scans)
+    switched = command.cluster.switched_off()
+    off = match_switched(command.fleet, switched, command.cluster.nodes() if switched else [], scans)
     return {
         name: dataclasses.replace(seen, verdict=switched_off.marked(seen.verdict, off)) for name, seen in scans.items()
     }

@@ -31,6 +31,7 @@ from gpunodes.rollout.state import Rollout
 
 _READERS = 16
 """Machines whose state is read in parallel."""
+_NOTHING = "nothing to do"
 
 
 class Engine:
@@ -43,7 +44,7 @@ class Engine:
         self._running = Running(command, work, rollout.options.wait_for_jobs_s)
         self._scans: Mapping[str, MachineScan] = {}
         self._unreadable: dict[str, str] = {}
-        self._seconds: dict[str, float] = {}
+        self._results: dict[str, MachineRollout] = {}
         self._unended: dict[str, str] = {}
         self._left: dict[str, str] = {}
         """Machines that an earlier command began, and why they cannot be resumed yet."""
@@ -55,7 +56,7 @@ class Engine:
     def run(self, *, resumed: bool = False) -> RolloutResult:
         """Work until no further machine can be begun."""
         try:
-            self._read()
+            self._read(resumed=resumed)
             self._write(self._rollout)
             if resumed:
                 self._resume_machines()
@@ -75,7 +76,7 @@ class Engine:
 
     # Reading
 
-    def _read(self) -> None:
+    def _read(self, *, resumed: bool) -> None:
         """Scan the machines, and ask the work which of them need it: those that need nothing are done."""
         waiting = [self._command.machines[name] for name in self._rollout.waiting]
         self._command.report("", f"reading {len(waiting)} machines")
@@ -91,7 +92,9 @@ class Engine:
         for target, needed in zip(targets, answers, strict=True):
             marked = target.node is not None and target.node.rollout == self._rollout.id
             if needed == "" and not marked and target.name not in left:
-                self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, "nothing to do")
+                self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
+                if not resumed:  # an earlier command may have done it, and not written so
+                    self._results[target.name] = MachineRollout(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
         self._command.report("", f"{len(self._rollout.waiting)} of {len(waiting)} machines need {self._work.name}")
 
     def _needed(self, target: Target) -> str | None:
@@ -320,7 +323,7 @@ class Engine:
 
     def _take(self, results: Sequence[MachineRollout]) -> None:
         for each in results:
-            self._seconds[each.machine] = each.seconds
+            self._results[each.machine] = each
             if each.outcome is None:
                 self._unended[each.machine] = each.why
                 self._stop(f"{each.machine}: {each.why}")
@@ -386,13 +389,9 @@ class Engine:
 
     def _result(self) -> RolloutResult:
         rollout = self._rollout
-        machines = [
-            MachineRollout(name, RolloutOutcome.DONE, "", self._seconds.get(name, 0.0)) for name in rollout.done
-        ]
-        machines += [
-            MachineRollout(name, each.outcome, each.why, self._seconds.get(name, 0.0))
-            for name, each in rollout.ended.items()
-        ]
+        ended = [MachineRollout(name, RolloutOutcome.DONE) for name in rollout.done]
+        ended += [MachineRollout(name, each.outcome, each.why) for name, each in rollout.ended.items()]
+        machines = [self._results.get(each.machine, each) for each in ended]
         machines += [MachineRollout(name, None, self._unended.get(name, "")) for name in rollout.running]
         machines += [MachineRollout(name, None, self._reported.get(name, "")) for name in rollout.waiting]
         return RolloutResult(

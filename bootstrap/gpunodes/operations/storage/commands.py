@@ -16,7 +16,7 @@ from gpunodes.operations.run import Operation, RunOptions, carry_out
 from gpunodes.operations.storage import findings, leaving, server
 from gpunodes.operations.storage.objects import connected
 from gpunodes.operations.tracker import RunView, Tracker
-from gpunodes.planner import storage
+from gpunodes.planner import storage, storage_access
 
 UP = Operation(
     name="storage up",
@@ -108,7 +108,8 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
         report("", why)
     # Those of the setting, too: a share without claims, or a folder that a user mounts otherwise, has no volume here.
     mounted = dict.fromkeys([*storage.sources(volumes), *leaving.folders(given, addresses)])
-    variables = {"storage_objects": _removed(volumes, claims), "storage_idle_shares": list(mounted)}
+    removed = [*storage_access.names(), *_removed(volumes, claims)]
+    variables = {"storage_objects": removed, "storage_idle_shares": list(mounted)}
     ended = carry_out(DOWN, inventory, nodes, view, replace(options, variables=variables))
     # The next run continues: a node that may still have it mounted keeps its server.
     if ended.exit_code is not ExitCode.DONE:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.api import Api
+from gpunodes.engine.cluster.pages import PODS_AT_ONCE
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.planner import storage
@@ -45,8 +46,8 @@ class Objects(Api):
     def own(self) -> tuple[list[Any], list[Any]]:
         """The volumes and the claims of gpunodes."""
         query = f"labelSelector={quote(storage.SELECTOR)}"
-        claims = self._call("GET", f"/api/v1/persistentvolumeclaims?{query}").body["items"]
-        return self._call("GET", f"{_VOLUMES}?{query}").body["items"], claims
+        claims = self._list(f"/api/v1/persistentvolumeclaims?{query}")
+        return self._list(f"{_VOLUMES}?{query}"), claims
 
     def users(self, claims: Sequence[Mapping[str, Any]]) -> list[str]:
         """The pods that use these claims, NAMESPACE/NAME."""
@@ -54,7 +55,7 @@ class Objects(Api):
         pods = []
         for namespace in sorted({namespace for namespace, _ in used}):
             path = f"/api/v1/namespaces/{namespace}/pods"
-            pods += self._call("GET", path, keep=_POD_FIELDS).body["items"]
+            pods += self._list(path, _POD_FIELDS, PODS_AT_ONCE)
         return storage.users(pods, used)
 
     def delete_released(self, present: Mapping[tuple[str, str, str], Any]) -> list[str]:

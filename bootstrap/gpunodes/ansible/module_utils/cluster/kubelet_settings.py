@@ -93,7 +93,8 @@ def read(
             except queue.Empty:
                 break
             try:
-                found[name] = of_kubelet(client.get(f"/api/v1/nodes/{name}/proxy/configz"), fields)
+                # Never in pages: what a kubelet sends is no list.
+                found[name] = of_kubelet(client.call("GET", f"/api/v1/nodes/{name}/proxy/configz"), fields)
             except MachineProblem as problem:
                 silent[name] = _reason(problem)
         client.close()

@@ -31,6 +31,8 @@ _PATTERNS = {
     "provider_id": r"[!-~]{0,300}",
 }
 """Values that a node reports, and their valid form (planner/reports.py)."""
+_MOST = 1000
+"""The most addresses of a node, and managed labels and taints, as there: a kubelet can write far more."""
 
 
 def info(required: bool) -> dict[str, Any] | None:
@@ -121,12 +123,34 @@ def describe(
         "plugin_away": pools.plugin_is_away(node),
         "managed": pools.managed(node),
     }
+    return _without_odd_values(described)
+
+
+def _without_odd_values(described: dict[str, Any]) -> dict[str, Any]:
+    """Only this node is affected by them: it counts as not ready, and they are dropped."""
     invalid = [key for key, pattern in _PATTERNS.items() if not re.fullmatch(pattern, described[key])]
-    if invalid:
-        # Only this node is affected: it counts as not ready, and its invalid values are dropped.
-        described.update(dict.fromkeys(invalid, ""), ready=False, verified=False, gpus_verified=False)
-        described["reason"] = f"its kubelet reports an invalid {' and '.join(invalid)}"
-    return described
+    managed = described["managed"]
+    counts = {"addresses": described["addresses"], "managed labels": managed["labels"], "taints": managed["taints"]}
+    many = [key for key, values in counts.items() if len(values) > _MOST]
+    if not invalid and not many:
+        return described
+    reasons = [f"its kubelet reports an invalid {' and '.join(invalid)}"] if invalid else []
+    if many:
+        reasons.append(f"its Node object has more than {_MOST} {' and '.join(many)}: see `kubectl describe node`")
+    empty: dict[str, Any] = dict.fromkeys(invalid, "")
+    if "addresses" in many:
+        empty["addresses"] = []
+    if len(many) > ("addresses" in many):
+        empty["managed"] = {"labels": {}, "taints": []}
+    unverified = dict.fromkeys(("ready", "verified", "gpus_verified"), False)
+    return {**described, **empty, **unverified, "reason": "; ".join(reasons)}
+
+
+def unreadable(name: str, why: str) -> dict[str, Any]:
+    """The same as ``describe`` for a Node object that is not as it must be, and ``why`` it is not."""
+    info = dict.fromkeys(("kubeletVersion", "machineID", "systemUUID", "bootID"), "")
+    described = describe({"metadata": {"name": name}, "status": {"nodeInfo": info}}, ())
+    return {**described, "reason": f"its Node object cannot be read: {why}"}
 
 
 def not_ready(node: Mapping[str, Any]) -> str:

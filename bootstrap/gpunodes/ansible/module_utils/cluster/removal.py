@@ -10,6 +10,7 @@ from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
 from ..process import run
 from ..report import Difference, Report
+from . import removed_nodes
 from .nodes import CONTROL_PLANE, describe, not_ready
 
 _MIRROR = "kubernetes.io/config.mirror"
@@ -27,11 +28,12 @@ def remove(
     *,
     control_plane: bool = False,
     keep: bool = False,
+    returns: bool = False,
 ) -> tuple[Report, list[str]]:
     """Cordon, drain and delete a node; returns the report, empty if the node does not exist, and notes for the user.
 
     ``keep``: the node is drained and stays. ``control_plane``: it may be that of a control plane, whose member of etcd
-    has its own module.
+    has its own module. Unless the machine ``returns`` at once, the API refuses it from then on.
 
     ``force`` deletes the remaining pods regardless of their disruption budgets. Pods of a node that is not ready always
     remain, because nothing confirms that they ended. Without ``force``, raises MachineProblem with their names.
@@ -61,7 +63,9 @@ def remove(
     if pods or not keep or not node.get("spec", {}).get("unschedulable"):
         report.add(f"drain {name}", Difference("pods", dict.fromkeys(map(_full_name, pods), f"on {name}"), {}))
     if not keep:
-        report.add(f"delete node {name}", Difference("nodes", {name: "present"}, {}))
+        refused = [] if returns else [Difference("refused nodes", {}, {name: "removed"})]
+        report.add(f"delete node {name}", Difference("nodes", {name: "present"}, {}), *refused)
+    notes: list[str] = []
     if not check:
         if problem:
             client.call("PATCH", f"/api/v1/nodes/{name}", {"spec": {"unschedulable": True}}, None, kube_api.MERGE)
@@ -70,8 +74,9 @@ def remove(
         for pod in remaining:
             _delete_now(client, pod)
         if not keep:
+            notes += [] if returns else removed_nodes.refuse(client, name)
             _delete_node(client, node)
-    notes = [f"pods of {name} deleted by force: {_listed(remaining, len(remaining))}"] if remaining else []
+    notes += [f"pods of {name} deleted by force: {_listed(remaining, len(remaining))}"] if remaining else []
     return report, notes
 
 

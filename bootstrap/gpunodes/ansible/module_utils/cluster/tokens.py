@@ -12,6 +12,7 @@ from typing import Any
 from .. import kube_api, kubeconfig
 from ..kube_api import Client
 from ..problem import MachineProblem
+from . import removed_nodes
 
 _SECRETS = f"{kube_api.SYSTEM}/secrets"
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
@@ -30,12 +31,14 @@ def new_token() -> str:
     return f"{token[:6]}.{token[6:]}"
 
 
-def create(ttl_s: int, limit_s: float, run: str = "") -> str:
+def create(ttl_s: int, limit_s: float, run: str = "", names: Sequence[str] = ()) -> str:
     """Create a bootstrap token that expires after ``ttl_s``; returns it when joins can use it.
 
-    ``run`` is the holder of the Leases of the run that uses it, "" for none.
+    ``run`` is the holder of the Leases of the run that uses it, "" for none. ``names`` are the nodes that join with it:
+    the API refuses them no longer, if they were removed.
     """
     client = kube_api.admin()
+    removed_nodes.admit(client, names)
     token = new_token()
     name, _, secret = token.partition(".")
     ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=ttl_s)

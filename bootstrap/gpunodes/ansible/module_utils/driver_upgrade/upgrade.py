@@ -222,14 +222,18 @@ def _install(changes: Changes, target: kept.Kept, gone: Sequence[str]) -> None:
     """Install a set without a network; raises MachineProblem with the compiler's error if its modules do not build."""
     files = target.files()
     names = [os.path.basename(path).partition("_")[0] for path in files]
-    present = packages.detect().installed(names)
+    manager = packages.detect()
+    present = manager.installed(names)
+    held = [name for name, state in present.items() if state.held]
     changes.ledger.note_packages(name for name in names if name not in present)
-    changes.ledger.note_holds(target.packages)
+    changes.ledger.note_holds(name for name in target.packages if name not in held)
     changes.save()
     locks.wait()
-    packages.detect().finish_interrupted()
+    manager.finish_interrupted()
     began = time.time()
     result = transaction.apt(*transaction.REPLACE, "install", *files, *(f"{name}-" for name in gone))
+    # apt may have released them: an administrator's hold is not in the ledger.
+    manager.hold([*manager.installed(held)], held=True)
     if not result.ok:
         problem = gpu_driver.build_problem("nvidia", platform.release(), began)
         raise problem or packages.failure(Program.APT, f"installing driver {target.version}", result)

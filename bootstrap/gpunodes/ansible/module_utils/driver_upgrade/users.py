@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import disk, gpu_facts, tree
+from .. import disk, gpu_users
 from ..host import gpu_driver
 
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia")
@@ -41,18 +41,13 @@ class User:
 
     def __str__(self) -> str:
         place = f" of {self.where}" if self.where else ""
-        return f"{tree.shown(self.name)[:_SHOWN] or '?'} (process {self.pid}{place})"
+        return f"{self.name[:_SHOWN] or '?'} (process {self.pid}{place})"
 
 
 def find() -> list[User]:
     """The processes with an open GPU device, by process id; reading never waits for a hung driver."""
-    found = []
-    for folder in glob.glob(f"{gpu_driver.PROC}/[0-9]*"):
-        if any(link.startswith("/dev/nvidia") for link in gpu_facts.open_files(folder)):
-            # A process chooses its name: no line break may look like another line of a message.
-            name = " ".join((disk.read(f"{folder}/comm") or "").split())
-            found.append(User(name, int(os.path.basename(folder)), place_of(disk.read(f"{folder}/cgroup") or "")))
-    return sorted(found, key=lambda user: user.pid)
+    found = gpu_users.find(r"nvidia.*", gpu_driver.PROC)
+    return [User(user.name, user.pid, place_of(user.cgroup)) for user in found]
 
 
 def place_of(cgroup: str) -> str:

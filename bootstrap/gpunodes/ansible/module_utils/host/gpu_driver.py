@@ -9,8 +9,9 @@ import platform
 import re
 from collections.abc import Sequence
 
-from .. import causes, disk, gpu_facts, ledger
+from .. import causes, disk, gpu_facts, gpu_users, ledger
 from ..causes import Program
+from ..probe.log import kmsg
 from ..problem import MachineProblem, Problem
 from ..process import CommandResult, last_line, run
 from ..report import GENERATED, Difference
@@ -140,7 +141,7 @@ def _load(module: str) -> None:
             "a module signed with an enrolled key, because Secure Boot is on",
             "enrol DKMS's key (`mokutil --import /var/lib/dkms/mok.pub`, confirm it at boot), or turn off Secure Boot",
         )
-    log = messages(run(["dmesg", "--notime"]).out)
+    log = messages(_kernel_log())
     cause = causes.of(Program.DRIVER, log) if log else Problem("")
     raise MachineProblem(
         f"the module {module} does not load: {message}" + (f" ({cause.found})" if cause.found else ""),
@@ -150,13 +151,21 @@ def _load(module: str) -> None:
     )
 
 
+def _kernel_log() -> str:
+    """The kernel's own lines in its ring buffer: names that processes choose do not look like lines of the driver."""
+    texts = [text for _, text in kmsg(f"{DEV}/kmsg")[0]]
+    # The driver writes several lines in one message.
+    return "\n".join(text.replace("\\x0a", "\n") if text.startswith("NVRM:") else text for text in texts)
+
+
 def messages(log: str) -> str:
     """What the driver wrote into the kernel log since it was loaded last, one message a line.
 
     It breaks messages into lines of its own, each with its name.
     """
-    lines = [line.strip() for line in log.splitlines()]
-    loads = [number for number, line in enumerate(lines) if "Nvlink Core is being initialized" in line]
+    lines = [line.strip() for line in log.split("\n")]
+    start = "nvidia-nvlink: Nvlink Core is being initialized"
+    loads = [number for number, line in enumerate(lines) if line.startswith(start)]
     found: list[str] = []
     for line in lines[loads[-1] if loads else 0 :]:
         if not line.startswith("NVRM:"):
@@ -242,7 +251,7 @@ def publish_devices(changes: Changes) -> None:
     """Write the CDI specification if it does not match the present devices, and make them known to systemd."""
     nodes = device_nodes()
     if not nodes and not changes.check:
-        cause = causes.find(Program.DRIVER, messages(run(["dmesg", "--notime"]).out)) or Problem("")
+        cause = causes.find(Program.DRIVER, messages(_kernel_log())) or Problem("")
         raise MachineProblem(
             f"{DEV}/nvidia0 does not exist" + (f" ({cause.found})" if cause.found else ""),
             "the devices of the GPUs",
@@ -307,15 +316,11 @@ def unload(modules: Sequence[str]) -> list[str]:
 
 def holders(services: Sequence[str]) -> list[str]:
     """Processes that have a GPU device open, as ``name (pid)``, excluding those of ``services``."""
-    found = []
-    for folder in glob.glob(f"{PROC}/[0-9]*"):
-        links = gpu_facts.open_files(folder)
-        group = _text(f"{folder}/cgroup")
-        if any(f"/{service}.service" in group for service in services):
-            continue
-        if any(re.fullmatch(r"/dev/nvidia(\d+|ctl|-uvm)", link) for link in links):
-            found.append(f"{_text(f'{folder}/comm')} ({os.path.basename(folder)})")
-    return found
+    return [
+        f"{user.name} ({user.pid})"
+        for user in gpu_users.find(r"nvidia(?:\d+|ctl|-uvm)", PROC)
+        if not any(f"/{service}.service" in user.cgroup for service in services)
+    ]
 
 
 def _text(path: str) -> str:

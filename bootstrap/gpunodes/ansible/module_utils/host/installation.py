@@ -17,6 +17,7 @@ def install(changes: Changes, sources: Sources) -> None:
     """Install the missing packages, write the files, and hold packages; raises MachineProblem if that is impossible."""
     wanted = {package.name: package for package in changes.spec.packages}
     present = sources.manager.installed(list(wanted)) if wanted else {}
+    held = _held(changes, sources, present)
     other = {name for name, installed in present.items() if not packages.fits(wanted[name], installed.version)}
     for name, installed in present.items():
         if name in other and not wanted[name].replace:
@@ -44,7 +45,7 @@ def install(changes: Changes, sources: Sources) -> None:
         _run_checks(changes)
     changes.versions = versions
     # The package manager may have released those that it replaced.
-    _hold(changes, sources, {name: installed for name, installed in present.items() if name not in other})
+    _hold(changes, sources, held, replaced=other)
     if (changed or chosen) and not changes.check:
         changes.save()
 
@@ -138,14 +139,24 @@ def _run_checks(changes: Changes) -> None:
             )
 
 
-def _hold(changes: Changes, sources: Sources, present: Mapping[str, packages.PackageState]) -> None:
-    """Hold packages; ``present`` are the requested packages that were installed before."""
-    held = {name for name, installed in present.items() if installed.held}
-    unheld = [package.name for package in changes.spec.packages if package.hold and package.name not in held]
+def _held(changes: Changes, sources: Sources, present: Mapping[str, packages.PackageState]) -> set[str]:
+    """The packages that are held before the installation; ``present`` are the requested ones among the installed."""
+    matching = sources.manager.matching(changes.spec.holds) if changes.spec.holds else {}
+    return {name for name, installed in {**matching, **present}.items() if installed.held}
+
+
+def _hold(changes: Changes, sources: Sources, before: set[str], *, replaced: set[str]) -> None:
+    """Hold packages.
+
+    The ledger gets only those that were not held ``before`` the installation: an administrator held the others, or they
+    are in it already. ``replaced`` are those that had another version.
+    """
+    wanted = [package.name for package in changes.spec.packages if package.hold]
+    unheld = [name for name in wanted if name not in before or name in replaced]
     if changes.spec.holds:
         matching = sources.manager.matching(changes.spec.holds)
         unheld = sorted({name for name, state in matching.items() if not state.held} | set(unheld))
     if unheld:
-        changes.ledger.note_holds(unheld)
+        changes.ledger.note_holds(name for name in unheld if name not in before)
         if changes.step(f"hold {', '.join(unheld)}", Difference("held packages", {}, dict.fromkeys(unheld, "held"))):
             sources.manager.hold(unheld, held=True)

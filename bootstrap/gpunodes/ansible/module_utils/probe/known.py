@@ -10,7 +10,9 @@ DRIVER_THREAD = (
 """The names of the driver's own threads and tools, cut to 15 characters. They prove nothing of a process."""
 MODULE = "nvidia(?:_uvm|_modeset|_drm)?"
 """The driver's modules. Another one, nvidia_fs, waits for files."""
-FAULT = r"(?:(?:filemap|handle_mm|page)_fault|faultin_page|get_user_pages|do_mem_abort)[\w.]*\+\S+(?!\S| \[)"
+FAULT = (
+    r"(?:(?:filemap|handle_mm|page)_fault|faultin_page|get_user_pages|do_mem_abort)[\w.]{0,200}\+\S{1,200}(?!\S| \[)"
+)
 """A frame of a thread that needs a page of memory: it can be a file's, whose server is frozen."""
 _WAITS = re.compile(r"\+0x[0-9a-f]+/0x[0-9a-f]+ \[(" + MODULE + r")[ \]]|" + FAULT)
 FILE_WAIT = re.compile("_*(?:rpc|nfs|folio_wait|wait_on_page|page_wait|request_wait|fuse)")

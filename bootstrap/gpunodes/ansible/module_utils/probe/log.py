@@ -28,7 +28,7 @@ def log(options: ProbeOptions, emit: Emit) -> None:
     deduplicator = Deduplicator()
     source: Optional[str] = None
     cut = False
-    ring, complete, ring_error = _kmsg(options.path("dev/kmsg"))
+    ring, complete, ring_error = kmsg(options.path("dev/kmsg"))
     if ring_error:
         emit("errors", {"what": "kmsg", "error": ring_error})
     if ring and complete:
@@ -37,7 +37,7 @@ def log(options: ProbeOptions, emit: Emit) -> None:
         before = ring[0][0] if ring else float("inf")
         from_journal = 0
         try:
-            for line in _journal(options, before):
+            for line in journal(options, before):
                 deduplicator.add(*line)
                 from_journal += 1
         except (OSError, readers.SlowError) as error:
@@ -59,7 +59,7 @@ def log(options: ProbeOptions, emit: Emit) -> None:
         emit("enumerated", len(deduplicator.enumerated))
 
 
-def _kmsg(path: str) -> Tuple[List[Line], bool, str]:
+def kmsg(path: str) -> Tuple[List[Line], bool, str]:
     """The ring buffer's kernel lines, whether they reach back to the boot, and an error message.
 
     A record is ``priority,sequence,microseconds,flags;text`` and lines of properties that begin with a blank
@@ -120,7 +120,7 @@ def _records(device: int) -> Iterator[Optional[str]]:
         yield from re.split(r"\n(?=\d)", data.decode("utf-8", "replace"))
 
 
-def _journal(options: ProbeOptions, before: float) -> Iterator[Line]:
+def journal(options: ProbeOptions, before: float) -> Iterator[Line]:
     """This boot's kernel lines in the journal up to ``before`` (seconds since the boot).
 
     The facility excludes what user space wrote to /dev/kmsg.

@@ -33,7 +33,7 @@ def smi(options: ProbeOptions, emit: Emit) -> None:
         emit("smi", {"status": "absent", "message": "nvidia-smi is not installed"})
         return
     deadline = time.monotonic() + options.smi_s
-    stuck = _hung_thread(options, "nvidia-smi")
+    stuck = hung_thread(options, "nvidia-smi")
     if stuck is not None:
         message = "an earlier nvidia-smi hangs in the driver"
         emit("smi", {"status": "stuck", "message": message, "stack": stuck.stack(), **_state(stuck)})
@@ -58,7 +58,7 @@ def _emit_state(left: Optional[Thread], emit: Emit) -> None:
         emit("smi", {"stack": left.stack()})
 
 
-def _hung_thread(options: ProbeOptions, name: str = "") -> Optional[Thread]:
+def hung_thread(options: ProbeOptions, name: str = "") -> Optional[Thread]:
     """A thread that hangs in the driver, if ``name`` is set one with this name."""
     found = list(threads(options))
     asleep = [thread for thread in found if thread.state == "D" and name in ("", thread.comm)]
@@ -123,7 +123,7 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
             ended = not chunk
         if time.monotonic() >= driver_check:
             driver_check = deadline
-            if _hung_thread(options) is not None:
+            if hung_thread(options) is not None:
                 break
     while ended and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

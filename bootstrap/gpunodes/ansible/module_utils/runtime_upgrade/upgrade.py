@@ -210,10 +210,13 @@ def _install(
     specs: Mapping[str, Spec], versions: Mapping[str, str], other: Mapping[str, str], before: Mapping[str, str]
 ) -> None:
     """Install the kept packages' files; the ledgers have the new packages, holds and restarts before that."""
+    manager = _manager()
+    held = [name for name, state in manager.installed([*other]).items() if state.held]
     for _, spec in _ordered(specs):
         changes = Changes(spec)
         changes.ledger.note_packages(name for name in _names(spec) if name in other and name not in before)
-        changes.ledger.note_holds(each.name for each in spec.packages if each.hold and each.name in other)
+        wanted = {each.name for each in spec.packages if each.hold and each.name in other}
+        changes.ledger.note_holds(sorted(wanted.difference(held)))
         if {*other} & {*_names(spec)}:
             # The programs that run are those of the replaced packages.
             changes.note_restarts()
@@ -224,6 +227,8 @@ def _install(
     changes.save()
     paths = Kept(versions, {}).files(other)
     result = apt(*REPLACE, "install", *paths)
+    # apt may have released them: an administrator's hold is not in the ledger.
+    manager.hold([*manager.installed(held)], held=True)
     if not result.ok:
         raise packages.failure(Program.APT, f"installing {_shown(other)}", result)
 

@@ -1,0 +1,204 @@
+"""Packages of gpunodes that an administrator's packages need by now: they stay, and nothing of others is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+from gpunodes.ansible.module_utils import ledger, lock, packages, still_needed, undo
+from gpunodes.ansible.module_utils.host import services, users
+from gpunodes.ansible.module_utils.package_listings import parse_rpm_test
+from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult
+
+from .test_converge import Packages
+
+OURS = ("kubelet", "iptables", "dkms", "gcc", "make")
+THEIRS = {"ufw": ["iptables"], "zfs-dkms": ["dkms"], "zfs": ["zfs-dkms"]}
+NEEDS = {"kubelet": ["iptables"], "dkms": ["gcc", "make"], **THEIRS}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Packages:
+    """A machine with the packages of gpunodes; what depends on what is in NEEDS."""
+    manager = Packages()
+    manager.there = {name: packages.PackageState("1", held=False) for name in OURS}
+    manager.needs = dict(NEEDS)
+    monkeypatch.setattr(ledger, "PATH", str(tmp_path / "ledger" / "ledger.json"))
+    monkeypatch.setattr(lock, "PATH", str(tmp_path / "lock"))
+    monkeypatch.setattr(undo, "TEMPORARY_FILES", ())
+    monkeypatch.setattr(packages, "detect", lambda: manager)
+    monkeypatch.setattr(undo, "run", lambda argv, *_: CommandResult(argv, 0, "", ""))
+    ledger.Ledger(packages=["kubelet", "iptables"]).save()
+    ledger.Ledger(packages=["dkms", "gcc", "make"]).save(ledger.path_of("gpu"))
+    return manager
+
+
+def installed_later(machine: Packages, *names: str) -> None:
+    machine.there |= {name: packages.PackageState("1", held=False) for name in names}
+
+
+def test_without_others_all_packages_go_in_one_removal_each(machine: Packages) -> None:
+    undoer = undo.Undoer()
+    undoer.run()
+    assert (machine.there, undoer.notes) == ({}, [])
+    assert machine.calls == ["purge dkms gcc make", "purge kubelet iptables"]
+
+
+def test_what_others_need_stays_with_what_it_needs(machine: Packages) -> None:
+    installed_later(machine, "ufw", "zfs-dkms", "zfs")
+    checked = undo.Undoer(check=True)
+    would = checked.run()
+    assert {*machine.there} == {*OURS, "ufw", "zfs-dkms", "zfs"}
+    undoer = undo.Undoer()
+    assert undoer.run() == would
+    assert {*machine.there} == {"iptables", "dkms", "gcc", "make", "ufw", "zfs-dkms", "zfs"}
+    assert (
+        undoer.notes
+        == checked.notes
+        == [
+            "dkms, gcc, make stay: zfs-dkms, zfs, which gpunodes did not install, need them",
+            "iptables stays: ufw, which gpunodes did not install, needs it",
+        ]
+    )
+    shown = [name for each in checked.differences if each.title == "packages" for name in (each.before or {})]
+    assert shown == ["kubelet"]
+    # They are the administrator's now.
+    assert not Path(ledger.PATH).parent.exists()
+    assert undo.Undoer().run() == []
+
+
+def test_the_ledger_gets_those_of_a_section(machine: Packages) -> None:
+    installed_later(machine, "zfs-dkms")
+    undo.Undoer(section="gpu").run()
+    assert {*machine.there} == {*OURS, "zfs-dkms"}
+    assert not Path(ledger.path_of("gpu")).exists()
+    assert ledger.load().packages == ["kubelet", "iptables", "dkms", "gcc", "make"]
+    # The administrator removes it again.
+    del machine.there["zfs-dkms"]
+    undoer = undo.Undoer()
+    undoer.run()
+    assert (machine.there, undoer.notes) == ({}, [])
+
+
+def test_a_section_leaves_the_packages_of_another(machine: Packages) -> None:
+    """A machine that serves shares and mounts some: both need the package with the programs."""
+    installed_later(machine, "nfs-common", "nfs-kernel-server")
+    machine.needs["nfs-kernel-server"] = ["nfs-common"]
+    ledger.Ledger(packages=["nfs-common"]).save(ledger.path_of("nfs_client"))
+    ledger.Ledger(packages=["nfs-kernel-server"]).save(ledger.path_of("nfs_server"))
+    undoer = undo.Undoer(section="nfs_client")
+    undoer.run()
+    assert undoer.notes == []
+    assert "nfs-kernel-server" in machine.there
+    undo.Undoer(section="nfs_server").run()
+    assert {*machine.there} == {*OURS}
+    # With the ledger all of them go, whatever needs what.
+    undoer = undo.Undoer()
+    undoer.run()
+    assert (machine.there, undoer.notes) == ({}, [])
+
+
+def test_one_of_two_alternatives_stays(machine: Packages) -> None:
+    installed_later(machine, "tool")
+    machine.needs["tool"] = ["gcc|make"]
+    undo.Undoer().run()
+    assert {*machine.there} == {"tool", "make"}
+
+
+def test_services_users_and_folders_of_a_package_stay_with_it(
+    machine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed_later(machine, "nfs-common", "theirs", "containerd", "docker-theirs")
+    machine.needs |= {"theirs": ["nfs-common"], "docker-theirs": ["containerd"]}
+    state, images, other = (tmp_path / name for name in ("nfs", "containerd", "other"))
+    for path in (state, images, other):
+        path.mkdir()
+    machine.files = {
+        "nfs-common": ["/lib/systemd/system/rpc-statd.service", str(state)],
+        "containerd": ["/usr/lib/systemd/system/containerd.service"],
+    }
+    off = {"enabled": False, "active": False}
+    before = ledger.Ledger(
+        packages=["nfs-common", "containerd"],
+        services={"rpc-statd": off, "containerd": off, "kubelet": off},
+        users=["statd", "nvpd"],
+        groups=["docker"],
+        directories=[str(state), str(images), str(other)],
+    )
+    before.save()
+    on = {"enabled": True, "active": True}
+    monkeypatch.setattr(services, "states", lambda names: dict.fromkeys(names, on))
+    monkeypatch.setattr(users, "has_user", lambda _: True)
+    monkeypatch.setattr(users, "has_group", lambda _: True)
+    actions = undo.Undoer(section="").run()
+    assert [each for each in actions if "kubelet" in each] == ["stop kubelet", "disable kubelet"]
+    assert not [each for each in actions if "statd" in each or "containerd" in each]
+    assert "remove the user nvpd" in actions
+    assert "remove the group docker" in actions
+    assert (state.exists(), images.exists(), other.exists()) == (True, True, False)
+
+
+def test_a_removal_that_apt_cannot_simulate_changes_nothing(machine: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Sequence[str]) -> Sequence[str]:
+        raise MachineProblem("unmet dependencies")
+
+    monkeypatch.setattr(machine, "removals", refused)
+    with pytest.raises(MachineProblem, match="unmet dependencies"):
+        undo.Undoer().run()
+    assert {*machine.there} == {*OURS}
+    # A dry run does not finish what was interrupted.
+    assert "remove dkms, gcc, make" in undo.Undoer(check=True).run()
+
+
+def test_few_simulations_find_one_of_many() -> None:
+    asked: list[int] = []
+
+    class Manager(Packages):
+        def removals(self, names: Sequence[str]) -> Sequence[str]:
+            asked.append(len(names))
+            return super().removals(names)
+
+    manager = Manager()
+    names = [f"package-{number}" for number in range(64)]
+    installed_later(manager, *names, "theirs")
+    manager.needs = {"theirs": ["package-40"]}
+    found = still_needed.find(cast("packages.Manager", manager), names, {*names})
+    assert (found.packages, found.by) == (["package-40"], ["theirs"])
+    assert len(asked) <= 13
+
+
+def answers(*results: str) -> tuple[list[Sequence[str]], Callable[..., CommandResult]]:
+    """A stand-in for programs that answer in turn."""
+    asked: list[Sequence[str]] = []
+    left = [*results]
+
+    def run(argv: Sequence[str], *_: object, **__: object) -> CommandResult:
+        asked.append(argv)
+        return CommandResult(argv, 0, left.pop(0) if left else "", "")
+
+    return asked, run
+
+
+def test_apt_simulates_a_removal_without_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its sources apt would install an alternative instead of removing what depends on the package."""
+    asked, run = answers("Purg dkms [3.0.10-8]\nPurg zfs-dkms [2.1.11-1]\n")
+    monkeypatch.setattr(packages, "run", run)
+    assert packages.Apt().removals(["dkms"]) == ["dkms", "zfs-dkms"]
+    [argv] = asked
+    assert {"purge", "--simulate", "--allow-change-held-packages", "-oDir::Etc::SourceList=-"} <= {*argv}
+
+
+def test_rpm_names_what_depends_on_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "error: Failed dependencies:\n"
+        "\tgcc is needed by (installed) dkms-3.0.13-1.el9.noarch\n"
+        "\tmake >= 3 is needed by (installed) kernel-devel-matched-5.14.0-503.el9.x86_64\n"
+    )
+    assert parse_rpm_test(text) == ["dkms", "kernel-devel-matched"]
+    asked, run = answers(text, "\tdkms is needed by (installed) zfs-dkms-2.1-1.el9.noarch\n")
+    monkeypatch.setattr(packages, "run", run)
+    assert packages.Dnf().removals(["gcc"]) == ["gcc", "dkms", "kernel-devel-matched", "zfs-dkms"]
+    assert all([*argv[:3]] == ["rpm", "--erase", "--test"] for argv in asked)
