@@ -35,6 +35,7 @@ class Apt:
     there: dict[str, packages.PackageState] = field(default_factory=dict)
     simulation: str = field(default_factory=lambda: output("upgrade-debian12.txt"))
     removes: str = ""
+    """What apt says when it simulates an installation of exact versions."""
     interrupted: bool = False
     archives: str = "'http://m/x.deb' x.deb 1 MD5Sum:0\n"
     broken: str = ""
@@ -126,6 +127,17 @@ def test_packages_come_first_then_the_kernel_then_what_depends_on_it(apt: Apt) -
     apt.calls.clear()
     assert upgrade.apply(Request()).actions == []
     assert apt.changes() == []
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_headers_of_a_new_kernel_leave_with_the_driver_as_those_before(apt: Apt, own: bool) -> None:
+    """Those of an administrator stay; gpunodes has those of the running kernel in the ledger if it installed them."""
+    before = ["dkms", *(["linux-headers-6.1.0-41-cloud-amd64"] if own else [])]
+    ledger.Ledger(packages=[*before]).save(ledger.path_of("gpu"))
+    apt.removes = "".join(f"Inst {name} (6.1.192-2 Debian-Security)\n" for name in (*NEW, "linux-kbuild-6.2"))
+    upgrade.apply(Request())
+    new = [NEW[0], "linux-kbuild-6.2"] if own else []
+    assert ledger.load(ledger.path_of("gpu")).packages == [*before, *new]
 
 
 def test_a_kernel_that_the_table_refuses_is_not_installed_and_held(apt: Apt) -> None:
