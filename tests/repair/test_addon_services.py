@@ -93,7 +93,7 @@ def test_kube_vip_and_its_cloud_provider_do_their_work(server: ApiServer, vip: A
 
 def test_a_service_that_named_its_address_keeps_it(server: ApiServer, vip: Account, provider: Account) -> None:
     named = service("named")
-    named["metadata"]["annotations"][ASKED] = "10.0.0.202, 10.0.0.210"
+    named["metadata"]["annotations"][ASKED] = "10.0.0.202,10.0.0.210"
     server.call("POST", SERVICES, named)
     labels = {"metadata": {"labels": {"implementation": "kube-vip"}}}
     path = f"{SERVICES}/named"

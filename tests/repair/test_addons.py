@@ -199,7 +199,7 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
     assert "not among gpunodes_load_balancer_addresses" in refusal
     for allowed in (
         service(),
-        service(annotations={asked: "10.0.0.201, 10.0.0.210", "example.org/x": "y"}),
+        service(annotations={asked: "10.0.0.201,10.0.0.210", "example.org/x": "y"}),
         service(spec={"loadBalancerIP": "10.0.0.203"}),
         service(annotations={"kube-vip.io/vipHost": "w1"}),
     ):
@@ -207,6 +207,12 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
     for refused in (
         service(annotations={asked: "10.0.0.200,10.0.0.1"}),
         service(annotations={asked: "gateway.example"}),
+        # With one of these in any Service the cloud provider (mapImplementedServices) gives no more addresses to others.
+        service(annotations={asked: "10.0.0.201, 10.0.0.210"}),
+        service(annotations={asked: ""}),
+        service(spec={"loadBalancerIP": "10.0.0.203 "}),
+        # It would take an address away from others, past the quota of load balancers.
+        service(annotations={asked: "10.0.0.200"}, labels={"implementation": "kube-vip"}, spec={"type": "ClusterIP"}),
         service(annotations={asked: "0.0.0.0"}),  # noqa: S104 - an address by DHCP
         service(annotations={asked: "fd00::1"}),
         service(spec={"loadBalancerIP": "10.0.0.204"}),
@@ -227,6 +233,10 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
     ):
         with pytest.raises(HTTPError, match="422"):
             server.call("PATCH", f"{services}/{changed}", change, merge)
+    # A Service that had an address keeps the annotation when it is no load balancer any more.
+    for change in ({"metadata": {"annotations": {asked: "10.0.0.200"}}}, {"spec": {"type": "ClusterIP"}}):
+        server.call("PATCH", f"{services}/web", change, merge)
+    server.call("PATCH", f"{services}/web", {"spec": {"type": "LoadBalancer"}}, merge)
     # What was there before can be changed, and loses them.
     server.call("PATCH", f"{services}/earlier", {"metadata": {"labels": {"a": "b"}}}, merge)
     server.call("PATCH", f"{services}/earlier", {"spec": {"externalIPs": None}}, merge)
