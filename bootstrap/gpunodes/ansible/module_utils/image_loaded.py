@@ -48,14 +48,25 @@ def load(name: str, digests: Sequence[str], archive: str, check: bool) -> Report
 
 
 def remove(repository: str, check: bool) -> Report:
-    """Remove all images of a repository."""
-    report = Report()
-    for name in (each for each in _names() if each.rpartition(":")[0] == repository):
+    """Remove all images of a repository.
+
+    The kubelet's interface of containerd names each image a second time, by its id ("sha256:..."): the image stays on
+    the disk until that name is gone, too (internal/cri/server/images/image_pull.go, UpdateImage).
+    """
+    report, left = Report(), _images()
+    for name in [each for each in left if each.rpartition(":")[0] == repository]:
+        digest = left.pop(name)
         report.add(f"remove {name}", Difference("images", {name: "present"}, {}))
-        if not check:
-            # A pod that is ending may still use it.
-            docker = ["docker", "image", "rm", "--force", name]
-            must(docker if containers.is_docker() else [*_CTR, "images", "rm", "--sync", name])
+        if check:
+            continue
+        # A pod that is ending may still use it.
+        if containers.is_docker():
+            must(["docker", "image", "rm", "--force", name])
+            continue
+        others = {each for each, its in left.items() if its == digest}
+        ids = {each for each in others if each.startswith("sha256:")}
+        for each in [name, *sorted(ids)] if others == ids else [name]:
+            must([*_CTR, "images", "rm", "--sync", each])
     return report
 
 
@@ -67,10 +78,12 @@ def _digest(name: str) -> str:
     return next((row[2] for row in rows if row[:1] == [name] and len(row) > 2), "")  # noqa: PLR2004 - the third column
 
 
-def _names() -> list[str]:
+def _images() -> dict[str, str]:
+    """All images by name; with containerd, the digest of the manifest of each."""
     if containers.is_docker():
-        return _listed(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}"])
-    return _listed([*_CTR, "images", "ls", "--quiet"])
+        return dict.fromkeys(_listed(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}"]), "")
+    rows = [line.split() for line in _listed([*_CTR, "images", "ls"])[1:]]
+    return {row[0]: row[2] for row in rows if len(row) > 2}  # noqa: PLR2004 - the third column
 
 
 def _listed(argv: Sequence[str]) -> list[str]:
