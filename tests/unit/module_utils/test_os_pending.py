@@ -55,6 +55,12 @@ def test_the_parts_of_a_split_kernel_come_with_it() -> None:
     assert found.chosen([], security=False) == []
 
 
+def test_debug_symbols_are_no_kernel() -> None:
+    names = [f"linux-image-{RELEASE}-dbg", "linux-image-unsigned-6.8.0-45-generic-dbgsym"]
+    assert [Package(name, "", "2").kernel for name in names] == ["", ""]
+    assert Package("linux-image-amd64-dbg", "1", "2").is_kernel_meta
+
+
 def test_other_packages_of_linux_bring_no_kernel() -> None:
     names = ("linux-base", "linux-base-sgx", "linux-sysctl-defaults", "linux-libc-dev", f"linux-base-{RELEASE}")
     assert not [name for name in names if Package(name, "1", "2").is_kernel_meta]

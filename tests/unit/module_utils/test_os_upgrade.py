@@ -214,9 +214,10 @@ def test_all_parts_of_a_split_kernel_leave_with_it(monkeypatch: pytest.MonkeyPat
         ("6.12.57+deb13-amd64", "linux-headers-6.12.57+deb13-common"),
         ("6.12.57+deb13-amd64", "linux-headers-6.12.57+deb13-amd64"),
         ("6.8.0-45-generic", "linux-headers-6.8.0-45"),
+        ("6.12.57+deb13-amd64", "linux-image-6.12.57+deb13-amd64-dbg"),
     ],
 )
-def test_headers_of_the_running_kernel_are_never_removed(
+def test_packages_of_the_running_kernel_are_never_removed(
     running: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "linux-headers-6.8.0-4"

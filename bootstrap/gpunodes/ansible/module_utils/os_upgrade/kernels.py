@@ -74,7 +74,8 @@ def half_installed() -> list[str]:
     for status, name in found:
         release = name.partition("-")[2].partition("-")[2].removeprefix("unsigned-")
         is_broken = status != "installed" and name.startswith(_PACKAGES)
-        if is_broken and release[:1].isdigit() and not _of_running(release) and not has_driver(release):
+        is_kernel = release[:1].isdigit() and not release.endswith(("-dbg", "-dbgsym"))
+        if is_broken and is_kernel and not _of_running(release) and not has_driver(release):
             broken.add(release)
     return [name for _, name in found if any(name.endswith(f"-{release}") for release in broken)]
 

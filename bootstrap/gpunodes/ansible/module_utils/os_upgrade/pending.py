@@ -10,7 +10,8 @@ from dataclasses import dataclass
 _INST = re.compile(
     r"^Inst (?P<name>\S+) (?:\[(?P<old>[^\]]*)\] )?\((?P<new>\S+) (?P<origins>.*?) \[(?P<arch>[^\]]*)\]\)"
 )
-_IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+\.\d+\S*)")
+# Not its debug symbols.
+_IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+\.\d+\S*)(?<!-dbg)(?<!-dbgsym)")
 _META = re.compile(
     r"linux-(?!libc-dev|base(?:-sgx)?$|sysctl-defaults|firmware|perf|doc|kbuild|compiler|tools|cpupower)[a-z]"
 )
