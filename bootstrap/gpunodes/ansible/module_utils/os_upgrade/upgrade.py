@@ -265,7 +265,7 @@ def _install_kernel(new: Sequence[Package], release: str, done: Outcome, check: 
     try:
         _install(new, f"install the kernel {release}", done, check)
     except MachineProblem as problem:
-        if not os.path.exists(f"{gpu_driver.BOOT}/vmlinuz-{release}"):
+        if not kernels.is_unpacked(release):
             raise
         return problem
     return None
