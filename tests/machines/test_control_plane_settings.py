@@ -20,7 +20,7 @@ def test_a_second_control_plane_joins(operator: Operator) -> None:
     regroup(operator, FIRST)
     operator.gpunodes("up")
     regroup(operator, *CONTROLS)
-    operator.gpunodes("join", SECOND)
+    operator.gpunodes("join", SECOND, limit_s=3000)
     assert voters(operator) == set(CONTROLS)
 
 

@@ -35,7 +35,7 @@ def test_a_killed_join_is_completed(operator: Operator) -> None:
         time.sleep(1)
     kill(running)
     print(f"killed when etcd had {found}")
-    operator.gpunodes("join", SECOND)
+    operator.gpunodes("join", SECOND, limit_s=3000)
     assert voters(operator) == set(CONTROLS)
     assert leftovers(operator) == []
     path = "/etc/kubernetes/gpunodes/encryption.json"
