@@ -18,8 +18,6 @@ CONTROLS, SPARE = ("cp-1", "cp-2", "cp-3"), "cp-4"
 PORT = 30080
 WRITES_S = 180.0
 """Until the API must write again; the goal for machines that are not emulated is 10 s."""
-ANSWER_S = 10.0
-"""Of one request: an emulated machine answers slowly while others start."""
 WEB = """
 apiVersion: apps/v1
 kind: Deployment
@@ -99,7 +97,8 @@ def test_a_cluster_of_three_with_a_pod_that_answers(operator: Operator) -> None:
 def test_the_holder_is_lost_while_a_worker_joins(operator: Operator) -> None:
     workers(operator, "worker-1", "worker-2")
     lost = holder_of(operator)
-    with availability.watched(f"http://{address_of(operator, 'worker-1')}:{PORT}/", timeout_s=ANSWER_S) as prober:
+    url = f"http://{address_of(operator, 'worker-1')}:{PORT}/"
+    with availability.watched(url, timeout_s=availability.SLOW_S) as prober:
         running = operator.start("join", "worker-2")
         operator.wait_for(running, "worker-2: Join")
         cut(operator, lost)
@@ -124,7 +123,8 @@ def test_the_holder_is_lost_while_a_worker_joins(operator: Operator) -> None:
 
 def test_the_holder_is_lost_while_a_node_is_repaired(operator: Operator) -> None:
     lost = holder_of(operator)
-    with availability.watched(f"http://{address_of(operator, 'worker-1')}:{PORT}/", timeout_s=ANSWER_S) as prober:
+    url = f"http://{address_of(operator, 'worker-1')}:{PORT}/"
+    with availability.watched(url, timeout_s=availability.SLOW_S) as prober:
         running = operator.start("repair", "worker-2", "--from", "reboot", "--yes")
         operator.wait_for(running, "worker-2: draining the node")
         cut(operator, lost)

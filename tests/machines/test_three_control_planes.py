@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import yaml
 
-from .conftest import BARE, SLOW_RESTARTS, LabSpec, Operator, lines, search_for_secrets
+from .conftest import BARE, LONG, SLOW_RESTARTS, LabSpec, Operator, lines, search_for_secrets
 from .etcd_members import CONTROLS, FIRST, KUBECTL, SECOND, THIRD, leader, leftovers, regroup, voters, with_vip
 
 LAB = LabSpec("debian13", workers=0, control_planes=3)
@@ -41,7 +41,7 @@ def test_the_leader_leaves_and_joins_again(operator: Operator) -> None:
     assert voters(operator, stays) == set(CONTROLS) - {leaves}
     assert f"node/{leaves}" not in lines(operator.ssh(stays, f"{KUBECTL} get nodes --output name"))
     assert lines(operator.ssh(leaves, BARE)) == operator.bare[leaves]
-    operator.gpunodes("join", leaves, limit_s=3000)
+    operator.gpunodes("join", leaves, limit_s=2 * LONG)
     assert voters(operator) == set(CONTROLS)
 
 
@@ -62,12 +62,12 @@ def test_a_restore_leaves_one_and_the_other_joins_again(operator: Operator) -> N
     operator.kubectl("delete", "configmap", "kept")
     # Its controller manager also waits for the lease of the one that was stopped.
     (operator.folder / "inventory/group_vars/control_plane.yml").write_text(yaml.safe_dump(SLOW_RESTARTS))
-    done = operator.gpunodes("etcd", "restore", "two.tar", "--yes", limit_s=3000)
+    done = operator.gpunodes("etcd", "restore", "two.tar", "--yes", limit_s=2 * LONG)
     assert f"gpunodes reset {SECOND} && gpunodes join {SECOND}" in " ".join((done.stdout + done.stderr).split())
     assert voters(operator) == {FIRST}
     operator.gpunodes("reset", SECOND, "--yes")
     assert lines(operator.ssh(SECOND, BARE)) == operator.bare[SECOND]
-    operator.gpunodes("join", SECOND, limit_s=3000)
+    operator.gpunodes("join", SECOND, limit_s=2 * LONG)
     assert voters(operator) == {FIRST, SECOND}
     operator.kubectl("get", "configmap", "kept")
 

@@ -12,6 +12,8 @@ from .report import Difference, Report
 
 _CTR = ("ctr", "--namespace=k8s.io")
 _LOAD_LIMIT_S = 600
+_DIGEST = 2
+"""The column of the digest."""
 _PINNED = "io.cri-containerd.pinned=pinned"
 """Keeps the kubelet from deleting the image when disk space is short (containerd 1.7 and newer)."""
 
@@ -74,16 +76,20 @@ def _digest(name: str) -> str:
     """The digest of an image, "" for none."""
     if containers.is_docker():
         return run(["docker", "image", "inspect", "--format={{.Id}}", name]).out.strip()
-    rows = [line.split() for line in _listed([*_CTR, "images", "ls", f"name=={name}"])]
-    return next((row[2] for row in rows if row[:1] == [name] and len(row) > 2), "")  # noqa: PLR2004 - the third column
+    return _digests(f"name=={name}").get(name, "")
 
 
 def _images() -> dict[str, str]:
     """All images by name; with containerd, the digest of the manifest of each."""
     if containers.is_docker():
         return dict.fromkeys(_listed(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}"]), "")
-    rows = [line.split() for line in _listed([*_CTR, "images", "ls"])[1:]]
-    return {row[0]: row[2] for row in rows if len(row) > 2}  # noqa: PLR2004 - the third column
+    return _digests()
+
+
+def _digests(*filters: str) -> dict[str, str]:
+    """Digests by name, from the table of ctr: REF, TYPE, DIGEST and more, after a line with these titles."""
+    rows = (line.split() for line in _listed([*_CTR, "images", "ls", *filters])[1:])
+    return {row[0]: row[_DIGEST] for row in rows if len(row) > _DIGEST}
 
 
 def _listed(argv: Sequence[str]) -> list[str]:

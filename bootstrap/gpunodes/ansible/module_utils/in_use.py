@@ -14,6 +14,7 @@ from .host import services
 
 EXPORTS = "/etc/exports"
 OWN_EXPORTS = "/etc/exports.d/gpunodes.exports"
+"""What planner/storage.py writes; that is pure, and imports nothing that reads a machine."""
 _RULESET = "nftables"
 """A package, and its service, which Debian, Ubuntu and the RHEL family leave disabled. gpunodes never enables it."""
 _SERVERS = ("nfs-kernel-server", "nfs-utils")
