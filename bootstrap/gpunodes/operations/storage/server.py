@@ -36,8 +36,8 @@ def run(
             failures.append(event)
         elif event.machine == machine.name and event.outcome is Outcome.CHANGED:
             changed.append(event.task)
-        if event.machine == machine.name and isinstance(told := event.result.get("notes"), list):
-            notes.extend(map(str, told))
+        if event.machine == machine.name:
+            notes.extend(event.notes)
         found = event.result.get("host_facts")
         if event.machine == machine.name and isinstance(found, Mapping) and not reports.machine_problem(found):
             facts.update(found)
