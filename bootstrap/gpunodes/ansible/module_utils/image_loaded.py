@@ -12,6 +12,8 @@ from .report import Difference, Report
 
 _CTR = ("ctr", "--namespace=k8s.io")
 _LOAD_LIMIT_S = 600
+_DIGEST = 2
+"""The column of the digest."""
 _PINNED = "io.cri-containerd.pinned=pinned"
 """Keeps the kubelet from deleting the image when disk space is short (containerd 1.7 and newer)."""
 
@@ -48,14 +50,25 @@ def load(name: str, digests: Sequence[str], archive: str, check: bool) -> Report
 
 
 def remove(repository: str, check: bool) -> Report:
-    """Remove all images of a repository."""
-    report = Report()
-    for name in (each for each in _names() if each.rpartition(":")[0] == repository):
+    """Remove all images of a repository.
+
+    The kubelet's interface of containerd names each image a second time, by its id ("sha256:..."): the image stays on
+    the disk until that name is gone, too (internal/cri/server/images/image_pull.go, UpdateImage).
+    """
+    report, left = Report(), _images()
+    for name in [each for each in left if each.rpartition(":")[0] == repository]:
+        digest = left.pop(name)
         report.add(f"remove {name}", Difference("images", {name: "present"}, {}))
-        if not check:
-            # A pod that is ending may still use it.
-            docker = ["docker", "image", "rm", "--force", name]
-            must(docker if containers.is_docker() else [*_CTR, "images", "rm", "--sync", name])
+        if check:
+            continue
+        # A pod that is ending may still use it.
+        if containers.is_docker():
+            must(["docker", "image", "rm", "--force", name])
+            continue
+        others = {each for each, its in left.items() if its == digest}
+        ids = {each for each in others if each.startswith("sha256:")}
+        for each in [name, *sorted(ids)] if others == ids else [name]:
+            must([*_CTR, "images", "rm", "--sync", each])
     return report
 
 
@@ -63,14 +76,20 @@ def _digest(name: str) -> str:
     """The digest of an image, "" for none."""
     if containers.is_docker():
         return run(["docker", "image", "inspect", "--format={{.Id}}", name]).out.strip()
-    rows = [line.split() for line in _listed([*_CTR, "images", "ls", f"name=={name}"])]
-    return next((row[2] for row in rows if row[:1] == [name] and len(row) > 2), "")  # noqa: PLR2004 - the third column
+    return _digests(f"name=={name}").get(name, "")
 
 
-def _names() -> list[str]:
+def _images() -> dict[str, str]:
+    """All images by name; with containerd, the digest of the manifest of each."""
     if containers.is_docker():
-        return _listed(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}"])
-    return _listed([*_CTR, "images", "ls", "--quiet"])
+        return dict.fromkeys(_listed(["docker", "image", "ls", "--format={{.Repository}}:{{.Tag}}"]), "")
+    return _digests()
+
+
+def _digests(*filters: str) -> dict[str, str]:
+    """Digests by name, from the table of ctr: REF, TYPE, DIGEST and more, after a line with these titles."""
+    rows = (line.split() for line in _listed([*_CTR, "images", "ls", *filters])[1:])
+    return {row[0]: row[_DIGEST] for row in rows if len(row) > _DIGEST}
 
 
 def _listed(argv: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from .problem import MachineProblem
 
@@ -152,12 +153,24 @@ def _wait(process: subprocess.Popen[str], limits: _Limits, stdin: str = "") -> t
         except subprocess.TimeoutExpired as error:
             is_late = time.monotonic() >= deadline or (limits.while_heard and is_disconnected())
             if has_ended or is_late:
-                process.poll()
-                return _text(error.stdout), _text(error.stderr)
+                ended = process.poll() is not None
+                return (
+                    _text(error.stdout, process.stdout if ended else None),
+                    _text(error.stderr, process.stderr if ended else None),
+                )
 
 
-def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _text(output: str | bytes | None, stream: IO[str] | None) -> str:
+    """What was read of an output, and what of ``stream`` is there to be read at once.
+
+    Python does not read that after a time limit: where this process itself got no time, it is all of the output.
+    """
+    text = output.encode() if isinstance(output, str) else output or b""
+    if stream and not stream.closed:
+        os.set_blocking(stream.fileno(), False)
+        with contextlib.suppress(OSError):
+            text += os.read(stream.fileno(), _PIPE)
+    return text.decode(errors="replace")
 
 
 def _kill(process: subprocess.Popen[str], name: str, *, alone: bool) -> str:
@@ -181,6 +194,8 @@ def _kill(process: subprocess.Popen[str], name: str, *, alone: bool) -> str:
 
 _CHECK_S = 1.0
 """Seconds between two checks of the connection to the controller, and for the last output of a program."""
+_PIPE = 1 << 20
+"""The most bytes in a pipe (pipe(7), /proc/sys/fs/pipe-max-size)."""
 _DIES_S = 2.0
 """Seconds in which a killed program ends, unless it hangs in the kernel (uninterruptible sleep)."""
 
