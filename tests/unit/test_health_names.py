@@ -144,7 +144,7 @@ def test_frames_behind_the_headers_of_journalctl(header: str, tmp_path: Path) ->
     assert (found.action, found.hung_in_driver) == (Action.REBOOT, True)
 
 
-OWN: dict[str, Any] = {"status": "timeout", "pid": 4242, "task_state": "D", "xml": None}
+OWN: dict[str, Any] = {"status": "timeout", "pid": 4242, "task_state": "D", "still_s": 20.0, "xml": None}
 CUT = {"what": "threads", "error": "2300 threads are in uninterruptible sleep"}
 
 

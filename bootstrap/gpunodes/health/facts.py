@@ -72,6 +72,8 @@ class Smi:
     message: str
     pid: int | None
     took_s: float
+    still_s: float
+    """For how long it neither wrote nor woke before the probe gave up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def read(found: Mapping[str, Any]) -> Facts:
             _text(smi["message"]),
             smi["pid"],
             smi["took_s"],
+            smi["still_s"],
         ),
         functions=functions(found["pci"]),
         driver_loaded=driver["loaded"],

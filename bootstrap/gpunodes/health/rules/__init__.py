@@ -33,16 +33,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "task-in-driver",
         "A thread is in uninterruptible sleep in the NVIDIA driver",
-        f"threads in state D for {STUCK_S:.0f} s, or for less with a stuck nvidia-smi or hung tasks missing in the log",
-        "reboot; watch if it has just begun",
+        f"threads in state D that have not woken for {STUCK_S:.0f} s; the probe watches younger ones until then",
+        "reboot; watch if they wake, or if gpunodes' time limit comes first",
         HUNG_TASK,
         hung.task_in_driver,
     ),
     Rule(
         "smi-stuck",
         "nvidia-smi does not finish",
-        "gpunodes' own nvidia-smi after its deadline, or another one in the driver; in state D its stack shows where",
-        "reboot; reset_gpu if it is not in state D; watch if it waits for NFS, or elsewhere outside the driver",
+        "gpunodes' own nvidia-smi after its deadline, or another one in the driver; in state D its stack shows where; "
+        f"it neither wrote nor woke for {STUCK_S / 2:.0f} s",
+        "reboot; reset_gpu if it is not in state D; watch if it moved, waits for NFS, or elsewhere outside the driver",
         HUNG_TASK,
         hung.smi_stuck,
     ),

@@ -11,6 +11,7 @@ import time
 from typing import IO, Any, Dict, List, Optional, Tuple, cast
 
 from . import readers
+from .known import STUCK_S
 from .options import TEXT_BYTES, Emit, ProbeOptions
 from .threads import Thread, cpu_clocks, thread_of, threads
 
@@ -19,6 +20,8 @@ RUNNING_LOCK = "run/gpunodes-nvidia-smi.lock"
 """Held, through an inherited descriptor, as long as a nvidia-smi process of gpunodes exists, even after a kill."""
 USERS_LOCK = "tmp/gpunodes-nvidia-smi-{}.lock"
 """The same for a probe without root, by the number of its user."""
+LOOK_S = 1.0
+"""How often a running nvidia-smi is looked at."""
 HOPELESS_S = 5.0
 """Time limit of nvidia-smi while a thread hangs in the driver: it would wait for the same lock."""
 
@@ -36,26 +39,46 @@ def smi(options: ProbeOptions, emit: Emit) -> None:
     stuck = hung_thread(options, "nvidia-smi")
     if stuck is not None:
         message = "an earlier nvidia-smi hangs in the driver"
-        emit("smi", {"status": "stuck", "message": message, "stack": stuck.stack(), **_state(stuck)})
+        state = {"pid": stuck.tid, "task_state": stuck.state, "still_s": STUCK_S}
+        emit("smi", {"status": "stuck", "message": message, "stack": stuck.stack(), **state})
         return
     lock, holder = _lock(options, deadline)
     if holder is None:
         _run_smi([program, "-q", "-x"], lock, deadline, options, emit)
         return
     message = "an earlier nvidia-smi of gpunodes hangs"
-    emit("smi", {"status": "stuck", "pid": holder, "message": message})
-    _emit_state(thread_of(options, holder, holder), emit)
+    emit("smi", {"status": "stuck", "pid": holder.pid, "took_s": options.smi_s, "message": message})
+    holder.emit_state(emit)
 
 
-def _state(thread: Thread) -> Dict[str, Any]:
-    return {"pid": thread.tid, "task_state": thread.state}
+class _Watched:
+    """A nvidia-smi of gpunodes, and since when it has not moved."""
 
+    def __init__(self, options: ProbeOptions, pid: int) -> None:
+        self.pid = pid
+        self._options = options
+        self._switches = ""
+        self._moved = time.monotonic()
 
-def _emit_state(left: Optional[Thread], emit: Emit) -> None:
-    """Report how a nvidia-smi of gpunodes hangs; its stack last, which may block."""
-    if left is not None:
-        emit("smi", _state(left))
-        emit("smi", {"stack": left.stack()})
+    def look(self, *, wrote: bool = False) -> None:
+        """It moved if it wrote or woke: in a hung driver it does neither, in one that many programs use it does."""
+        thread = thread_of(self._options, self.pid, self.pid)
+        switches = thread.switches() if thread else ""
+        if wrote or switches != self._switches:
+            self._switches = switches
+            self._moved = time.monotonic()
+
+    def still_s(self) -> float:
+        return round(time.monotonic() - self._moved, 3)
+
+    def emit_state(self, emit: Emit) -> None:
+        """Report how it hangs; its stack last, which may block."""
+        self.look()
+        emit("smi", {"still_s": self.still_s()})
+        left = thread_of(self._options, self.pid, self.pid)
+        if left is not None:
+            emit("smi", {"task_state": left.state})
+            emit("smi", {"stack": left.stack()})
 
 
 def hung_thread(options: ProbeOptions, name: str = "") -> Optional[Thread]:
@@ -66,7 +89,7 @@ def hung_thread(options: ProbeOptions, name: str = "") -> Optional[Thread]:
     return next((thread for thread in asleep if thread.hangs_in_driver(clocks)), None)
 
 
-def _lock(options: ProbeOptions, deadline: float) -> Tuple[Optional[int], Optional[int]]:
+def _lock(options: ProbeOptions, deadline: float) -> Tuple[Optional[int], Optional[_Watched]]:
     """The lock that every nvidia-smi process of gpunodes holds; or the process that still holds it at the deadline.
 
     Another process can only have its name. A lock file of another user is not trusted.
@@ -81,16 +104,20 @@ def _lock(options: ProbeOptions, deadline: float) -> Tuple[Optional[int], Option
     if found.st_uid != user or found.st_nlink != 1:
         os.close(lock)
         return None, None
+    holder: Optional[_Watched] = None
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return lock, None
         except OSError:
             # Another probe holds it and may end soon.
+            pid = readers.number(os.pread(lock, 32, 0).decode("ascii", "replace")) or 0
+            if holder is None or holder.pid != pid:
+                holder = _Watched(options, pid)
+            holder.look()
             if time.monotonic() > deadline:
-                holder = readers.number(os.read(lock, 32).decode("ascii", "replace"))
                 os.close(lock)
-                return None, holder or 0
+                return None, holder
             time.sleep(0.2)
 
 
@@ -112,15 +139,19 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
         os.close(lock)
     # In case this process is killed before nvidia-smi ends.
     emit("smi", {"status": "timeout", "pid": process.pid, "message": "nvidia-smi did not end before the probe did"})
+    watched = _Watched(options, process.pid)
     stdout = cast(IO[bytes], process.stdout)  # Popen is called with a pipe
     output = b""
     ended = False
     driver_check = started + HOPELESS_S
     while not ended and time.monotonic() < deadline and len(output) <= TEXT_BYTES:
-        if select.select([stdout], [], [], max(0.0, min(deadline, driver_check) - time.monotonic()))[0]:
+        wait = min(LOOK_S, deadline - time.monotonic(), driver_check - time.monotonic())
+        wrote = bool(select.select([stdout], [], [], max(0.0, wait))[0])
+        if wrote:
             chunk = os.read(stdout.fileno(), 1 << 16)
             output += chunk
             ended = not chunk
+        watched.look(wrote=wrote)
         if time.monotonic() >= driver_check:
             driver_check = deadline
             if hung_thread(options) is not None:
@@ -130,6 +161,7 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
     # Control characters are not valid there, and take six bytes each in JSON.
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", output[:TEXT_BYTES].decode("utf-8", "replace"))
     fact = {"took_s": round(time.monotonic() - started, 3), "rc": process.poll(), "pid": None, "message": ""}
+    fact["still_s"] = watched.still_s()
     survives = fact["rc"] is None and not _kill(process)
     if fact["rc"] is None:
         fact.update(status="timeout", message=text[-MESSAGE_BYTES:])
@@ -142,7 +174,7 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
         emit("errors", {"what": "smi", "error": "process {} cannot be killed and is left behind".format(process.pid)})
     emit("smi", fact)
     if survives:
-        _emit_state(thread_of(options, process.pid, process.pid), emit)
+        watched.emit_state(emit)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from . import readers
 from .known import DRIVER_THREAD, FILE_WAIT, STUCK_S, in_driver
@@ -11,6 +11,8 @@ from .options import Emit, ProbeOptions
 
 TASKS = 200
 """Maximum number of reported threads."""
+SETTLE_S = 0.5
+"""A thread that sleeps for so long is reported."""
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _TOOL = re.compile(DRIVER_THREAD)
 _OF_CPU = re.compile(r"(migration|ksoftirqd|kworker)/\d")
@@ -71,7 +73,7 @@ class Thread:
             "kthread": self.kthread,
             "wchan": self.wchan(),
             "stack": [],
-            "age_s": round(max(0.5, self.age_s(clocks)), 1) if self.state == "D" else 0.0,
+            "age_s": round(max(SETTLE_S, self.age_s(clocks)), 1) if self.state == "D" else 0.0,
         }
 
 
@@ -108,7 +110,7 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
             asleep.append(thread)
         elif _TOOL.match(thread.comm) and (not thread.kthread or thread.state == "R"):
             tools.append(thread)
-    stuck = still_asleep(options, asleep, 0.5)
+    stuck = still_asleep(options, asleep, SETTLE_S)
     clocks = cpu_clocks(found) if stuck else {}
     for thread in stuck[:TASKS]:
         emit("tasks", thread.to_fact(clocks))
@@ -118,16 +120,40 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
     for thread in reported:
         if thread.state != "D":
             emit("tasks", thread.to_fact(clocks))
-    left = TASKS
+    in_the_driver: List[Thread] = []
     for thread in stuck[TASKS:]:
         stack = [] if thread.waits_for_file() else thread.stack()
-        if left and in_driver(stack):
-            left -= 1
+        if len(in_the_driver) < TASKS and in_driver(stack):
             emit("tasks", thread.to_fact(clocks))
             emit("stacks", {str(thread.tid): stack})
-    for thread in sorted(reported, key=Thread.waits_for_file):
+            in_the_driver.append(thread)
+    for_files = [thread for thread in reported if thread.waits_for_file()]
+    for thread in reported:
+        if thread.state in "DR" and thread not in for_files:
+            stack = thread.stack()
+            emit("stacks", {str(thread.tid): stack})
+            if thread.state == "D" and in_driver(stack):
+                in_the_driver.append(thread)
+    _watch(options, in_the_driver, clocks, emit)
+    for thread in for_files:
         if thread.state in "DR":
             emit("stacks", {str(thread.tid): thread.stack()})
+
+
+def _watch(options: ProbeOptions, asleep: List[Thread], clocks: Dict[str, float], emit: Emit) -> None:
+    """Watch threads in the driver until one has slept for ``STUCK_S``; report for how long those that did not wake sleep.
+
+    In a driver that hundreds of programs use, each of them waits for a lock most of the time. But they wake.
+    """
+    started = time.monotonic()
+    ages = {thread.tid: max(SETTLE_S, thread.age_s(clocks)) for thread in asleep}
+    before = [(thread, thread.switches()) for thread in asleep]
+    waited = 0.0
+    while before and waited < options.smi_s and max(ages[thread.tid] for thread, _ in before) + waited < STUCK_S:
+        time.sleep(SETTLE_S)
+        before = _unmoved(options, before)
+        waited = time.monotonic() - started
+    emit("ages", {str(thread.tid): round(ages[thread.tid] + waited, 1) for thread, _ in before})
 
 
 def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) -> List[Thread]:
@@ -136,8 +162,17 @@ def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) ->
         return []
     before = [(thread, thread.switches()) for thread in asleep]
     time.sleep(seconds)
+    return [thread for thread, _ in _unmoved(options, before)]
+
+
+def _unmoved(options: ProbeOptions, before: List[Tuple[Thread, str]]) -> List[Tuple[Thread, str]]:
+    """Those of ``before`` that have slept since, with the same number of context switches."""
     after = [(thread_of(options, thread.pid, thread.tid), switches) for thread, switches in before]
-    return [thread for thread, switches in after if thread and thread.state == "D" and thread.switches() == switches]
+    return [
+        (thread, switches)
+        for thread, switches in after
+        if thread and thread.state == "D" and thread.switches() == switches
+    ]
 
 
 def cpu_clocks(found: Iterable[Thread]) -> Dict[str, float]:
