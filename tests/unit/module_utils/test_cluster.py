@@ -285,8 +285,27 @@ def test_a_network_that_dies_is_the_cause_of_what_happens_to_the_probe(monkeypat
     monkeypatch.setattr(readiness, "_clean", lambda *_: None)
     monkeypatch.setattr(readiness, "_POLL_S", 0.01)
     assert readiness.wait_until_ready(["worker-1"], "image", 0.1) == {
-        "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; its log ends with: iptables: exec format error"
+        "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; its log: iptables: exec format error"
     }
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("", ""),
+        ("starts\n\nends\n", "ends"),
+        # flannel 0.26
+        (
+            "I1128 02:46:26.880 1 main.go:225] Installing signal handlers\n"
+            'E1128 02:46:26.881 1 main.go:359] Error registering network: node "worker-2" pod cidr not assigned\n'
+            "I1128 02:46:26.882 1 main.go:448] Stopping shutdownHandler...\n",
+            'E1128 02:46:26.881 1 main.go:359] Error registering network: node "worker-2" pod cidr not assigned',
+        ),
+        ("panic: no route\n\ngoroutine 1 [running]:\nmain.main()\n", "panic: no route"),
+    ],
+)
+def test_the_line_that_tells_why_a_network_add_on_ends(log: str, line: str) -> None:
+    assert readiness._telling(log) == line
 
 
 def _waiting_for_network(name: str) -> dict[str, Any]:

@@ -96,9 +96,9 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         message = f"nvidia-smi ({smi.pid}) waits for {waits}, not for the driver: check again later."
         yield rule.finding(Action.NONE, message, watch=True, evidence=smi.stack)
     elif smi.still_s < STUCK_S / 2:
-        # It waited for another one, gpunodes gave up early, or the driver is busy: 64 programs that start at once make
-        # a run take 12 s on a healthy H100, 160 more than 20 s.
-        message = f"nvidia-smi did not finish within {smi.took_s:.0f} s, but last moved {smi.still_s:.1f} s before: look again."
+        # gpunodes gave up early, or the driver is busy: on a healthy H200, 150 programs that start at once are enough.
+        message = f"nvidia-smi did not finish within {smi.took_s:.0f} s, and moved {smi.still_s:.1f} s before that."
+        message += " A driver that many programs use can be this slow: check again later."
         yield rule.finding(Action.NONE, message, watch=True)
     elif smi.task_state == "D":
         message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; gpunodes does not start a second one."
