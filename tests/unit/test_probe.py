@@ -428,7 +428,7 @@ def test_stuck_threads_are_reported_with_their_stacks(root: Root) -> None:
 
 
 def test_a_thread_in_the_driver_that_wakes_does_not_hang(root: Root) -> None:
-    """Seen on a real H200 with 400 programs that start: each of them waits for the driver's lock, for a second or two."""
+    """A real H200 with 400 programs that start: each of them waits for the driver's lock, for a second or two."""
     for pid, ran_s in ((41, 90.0), (42, 98.0), (43, 95.0)):
         root.thread(pid, "python3", "D", stack=IN_DRIVER, ran_s=ran_s)
     root.thread(9, "migration/0", "S", kthread=True, ran_s=100)
@@ -534,7 +534,8 @@ def test_nvidia_smi_gets_less_time_while_the_driver_hangs(
 
 
 @pytest.mark.parametrize(
-    ("script", "moves"), [("exec sleep 1000", False), ("while :; do sleep 0.1; done", True), ("sleep 2; exec yes", True)]
+    ("script", "moves"),
+    [("exec sleep 1000", False), ("while :; do sleep 0.1; done", True), ("sleep 2; exec yes", True)],
 )
 def test_how_long_nvidia_smi_has_not_moved(root: Root, script: str, moves: bool) -> None:
     """In a driver that many programs use it waits for their locks, but it wakes in between, and writes."""

@@ -9,7 +9,7 @@ from .. import disk, packages
 from ..process import CommandResult, run
 from ..report import Difference
 from .changes import Changes
-from .proxies import variables_file
+from .proxies import variables_file, variables_of
 from .spec import filled
 
 _UNIT = "gpunodes-images"
@@ -18,14 +18,25 @@ _FETCHES = "/var/lib/containerd/gpunodes-fetches"
 """A file for each image whose pull is in progress; it contains the id of the boot in which the pull began."""
 # A power cut can leave layers with empty files, and content that is listed but missing; containerd never detects either
 # (its issues 8895 and 10457). An image whose pull began in an earlier boot and did not finish is therefore deleted,
-# under all its names, before anything is pulled: no container runs from it yet.
+# under all its names, before anything is pulled: no container runs from it yet. The lease by which a pull holds its
+# layers outlives it, for a day: those of earlier boots are deleted first. The clock can have been wrong then, or now.
 _FETCH = f"""
 boot=$(cat /proc/sys/kernel/random/boot_id)
 mkdir -p {_FETCHES}
 mark() {{ echo {_FETCHES}/$(echo "$1" | tr / _); }}
+interrupted() {{ [ -e "$(mark "$1")" ] && [ "$(cat "$(mark "$1")")" != "$boot" ]; }}
+utc() {{ date --utc --date="$1" +%FT%TZ; }}
+broken=
 for name; do
-    file=$(mark "$name")
-    [ -e "$file" ] && [ "$(cat "$file")" != "$boot" ] || continue
+    ! interrupted "$name" || broken="$broken $name"
+done
+if [ "$broken" ]; then
+    began=$(utc "@$(awk '/^btime/ {{print $2}}' /proc/stat)")
+    leases=$(TZ=UTC ctr --namespace k8s.io leases ls |
+        awk -v began="$began" -v now="$(utc now)" '/gc.expire=/ && ($2 < began || $2 > now) {{print $1}}')
+    [ -z "$leases" ] || ctr --namespace k8s.io leases rm --sync $leases
+fi
+for name in $broken; do
     digest=$(ctr --namespace k8s.io images ls "name==$name" | awk 'NR == 2 {{print $3}}')
     [ -z "$digest" ] ||
         ctr --namespace k8s.io images rm --sync $(ctr --namespace k8s.io images ls --quiet "target.digest==$digest")
@@ -87,12 +98,18 @@ def lister() -> Callable[[str], bool]:
     quiet = {"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS": "true"}
     listing = run(["ctr", "--namespace", "k8s.io", "images", "ls", "--quiet"], 60, environment=quiet)
     names = set(listing.out.split())
-    return lambda name: name in names and disk.read(_mark(name)) is None
+    return lambda name: name in names and not is_incomplete(name)
+
+
+def is_incomplete(name: str) -> bool:
+    """Whether an image's pull by gpunodes is in progress, or was interrupted."""
+    return disk.read(_mark(name)) is not None
 
 
 def pull(name: str, limit_s: float) -> CommandResult:
     """Pull an image as the background does, and wait for it."""
-    return run(["sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", name], limit_s)
+    argv = ["sh", "-c", f"{{ {_FETCH}\n}} >/dev/null", "sh", name]
+    return run(argv, limit_s, environment=variables_of("containerd"))
 
 
 def complete(name: str) -> None:

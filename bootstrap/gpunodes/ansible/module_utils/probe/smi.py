@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from typing import IO, Any, Dict, List, Optional, Tuple, cast
+from typing import IO, List, Optional, Tuple, cast
 
 from . import readers
 from .known import STUCK_S

@@ -120,28 +120,39 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
     for thread in reported:
         if thread.state != "D":
             emit("tasks", thread.to_fact(clocks))
-    in_the_driver: List[Thread] = []
-    for thread in stuck[TASKS:]:
+    in_the_driver = _more(stuck[TASKS:], clocks, emit)
+    for_files = [thread for thread in reported if thread.waits_for_file()]
+    in_the_driver += _stacks([thread for thread in reported if thread not in for_files], emit)
+    _watch(options, in_the_driver, clocks, emit)
+    _stacks(for_files, emit)
+
+
+def _more(asleep: List[Thread], clocks: Dict[str, float], emit: Emit) -> List[Thread]:
+    """Report those that sleep in the driver, and return them."""
+    found: List[Thread] = []
+    for thread in asleep:
         stack = [] if thread.waits_for_file() else thread.stack()
-        if len(in_the_driver) < TASKS and in_driver(stack):
+        if len(found) < TASKS and in_driver(stack):
             emit("tasks", thread.to_fact(clocks))
             emit("stacks", {str(thread.tid): stack})
-            in_the_driver.append(thread)
-    for_files = [thread for thread in reported if thread.waits_for_file()]
+            found.append(thread)
+    return found
+
+
+def _stacks(reported: List[Thread], emit: Emit) -> List[Thread]:
+    """Report stacks; returns the threads that sleep in the driver."""
+    found: List[Thread] = []
     for thread in reported:
-        if thread.state in "DR" and thread not in for_files:
+        if thread.state in "DR":
             stack = thread.stack()
             emit("stacks", {str(thread.tid): stack})
             if thread.state == "D" and in_driver(stack):
-                in_the_driver.append(thread)
-    _watch(options, in_the_driver, clocks, emit)
-    for thread in for_files:
-        if thread.state in "DR":
-            emit("stacks", {str(thread.tid): thread.stack()})
+                found.append(thread)
+    return found
 
 
 def _watch(options: ProbeOptions, asleep: List[Thread], clocks: Dict[str, float], emit: Emit) -> None:
-    """Watch threads in the driver until one has slept for ``STUCK_S``; report for how long those that did not wake sleep.
+    """Watch threads in the driver until one has slept for ``STUCK_S``; report how long those slept that did not wake.
 
     In a driver that hundreds of programs use, each of them waits for a lock most of the time. But they wake.
     """
