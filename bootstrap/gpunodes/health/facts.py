@@ -72,8 +72,8 @@ class Smi:
     message: str
     pid: int | None
     took_s: float
-    still_s: float
-    """For how long it neither wrote nor woke before the probe gave up."""
+    still_s: float | None
+    """For how long it had neither written nor woken when the probe gave up, None if the probe did not come that far."""
 
 
 @dataclass(frozen=True, slots=True)

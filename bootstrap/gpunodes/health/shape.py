@@ -47,7 +47,7 @@ PROBE = {
         "rc": Maybe(int),
         "took_s": float,
         "task_state": Maybe(str),
-        "still_s": float,
+        "still_s": Maybe(float),
         "stack": Optional(Many(str, 1000)),
         "xml": Maybe(str),
         "message": str,

@@ -306,7 +306,9 @@ I1128 03:13:29.280754 1 main.go:448] Stopping shutdownHandler...
             FLANNEL,
             FLANNEL.splitlines()[1],
         ),
-        ("panic: no route\n\ngoroutine 1 [running]:\nmain.main()\n", "panic: no route"),
+        ("panic: no route\n\ngoroutine 1 [running]:\nruntime/panic.go:884\nx.Error(0xc)\n", "panic: no route"),
+        ("retrying after it failed\nno such file\n", "no such file"),
+        ('level=error msg="no route"\nlevel=info msg=ends\n', 'level=error msg="no route"'),
     ],
 )
 def test_the_line_that_tells_why_a_network_add_on_ends(log: str, line: str) -> None:

@@ -236,6 +236,8 @@ END
 ;;
 "images ls name=="*) printf 'REF TYPE DIGEST\n%s type sha256:manifest\n' "${{3#name==}}" ;;
 "images ls --quiet "*) printf 'pause:3\nsha256:config\n' ;;
+*" fails:1") exit 7 ;;
+"leases rm --sync 1-cut") exit 1 ;;
 "content ls --quiet") printf 'sha256:there\nsha256:lost\n' ;;
 esac
 """
@@ -256,13 +258,15 @@ def test_what_a_power_cut_left_of_an_image_is_dropped_before_it_is_fetched_again
     (tmp_path / "bin/ctr").chmod(0o755)
     this = Path("/proc/sys/kernel/random/boot_id").read_text()
     (fetches / "k8s_pause:3").write_text("another" if boot == "another" else this)
-    script = images._FETCH.replace("/var/lib/containerd", str(tmp_path))
+    script = images._FETCH.replace("/var/lib/containerd", str(tmp_path)).replace("/run/", f"{tmp_path}/")
     environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
-    subprocess.run(["sh", "-c", script, "sh", "k8s/pause:3", "other:1"], env=environment, check=True)
+    names = ("fails:1", "k8s/pause:3", "other:1")
+    assert subprocess.run(["sh", "-c", script, "sh", *names], env=environment, check=False).returncode == 7
     told = (tmp_path / "log").read_text().splitlines()
-    pulls = [f"images pull --hosts-dir /etc/containerd/certs.d {name}" for name in ("k8s/pause:3", "other:1")]
+    pulls = [f"images pull --hosts-dir /etc/containerd/certs.d {name}" for name in names]
     drops = [
-        "leases rm --sync 1-cut 4-ahead",
+        "leases rm --sync 1-cut",
+        "leases rm --sync 4-ahead",
         "images rm --sync pause:3 sha256:config",
         "content rm sha256:lost",
     ]

@@ -222,7 +222,7 @@ def pull(runtime: str, image: str) -> CommandResult:
         found = run(["docker", "image", "inspect", "--format", "{{.Id}}", image])
         return found if found.ok else run(["docker", "pull", "--quiet", image], _PULL_LIMIT_S)
     found = run([*_CTR, "images", "ls", "-q", f"name=={image}"])
-    if found.out.strip() and not containerd_images.is_incomplete(image):
+    if found.out.strip() and not containerd_images.was_interrupted(image):
         return found
     return containerd_images.pull(image, _PULL_LIMIT_S)
 

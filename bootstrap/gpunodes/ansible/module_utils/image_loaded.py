@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from . import causes, containers, disk
 from .causes import Program
+from .host import images as containerd_images
 from .problem import MachineProblem
 from .process import CommandResult, must, run
 from .report import Difference, Report
@@ -20,7 +21,7 @@ _PINNED = "io.cri-containerd.pinned=pinned"
 
 def is_loaded(name: str, digests: Sequence[str]) -> bool:
     """Whether the runtime has the image: containerd names the digest of its manifest, Docker this or its config's."""
-    return _digest(name) in digests
+    return _digest(name) in digests and (containers.is_docker() or not containerd_images.was_interrupted(name))
 
 
 def load(name: str, digests: Sequence[str], archive: str, check: bool) -> Report:
@@ -35,8 +36,10 @@ def load(name: str, digests: Sequence[str], archive: str, check: bool) -> Report
         if containers.is_docker():
             done = run(["docker", "load", "--quiet", f"--input={archive}"], _LOAD_LIMIT_S)
         else:
+            containerd_images.begin(name)
             done = run([*_CTR, "images", "import", archive], _LOAD_LIMIT_S)
             run([*_CTR, "images", "label", name, _PINNED])
+            containerd_images.complete(name)
     finally:
         disk.remove(archive)
     if not is_loaded(name, digests):

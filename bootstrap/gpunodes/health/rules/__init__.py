@@ -26,7 +26,7 @@ RULES: tuple[Rule, ...] = (
         "A task hangs in the NVIDIA driver",
         "the kernel's report of a hung task, of the owner of what it waits for, or of a task that does not freeze:"
         " an nvidia module's frame in its stack, or a thread of the kernel with a name of the driver's",
-        "reboot; watch if a live machine's log has the name without a stack",
+        "reboot; watch if a live machine's log has the name without a stack, or the thread sleeps no more",
         HUNG_TASK,
         hung.hung_in_driver,
     ),
@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
         "smi-stuck",
         "nvidia-smi does not finish",
         "gpunodes' own nvidia-smi after its deadline, or another one in the driver; in state D its stack shows where; "
-        f"it neither wrote nor woke for {STUCK_S / 2:.0f} s",
+        "it has neither written nor woken for 15 s, or exists for 5 minutes",
         "reboot; reset_gpu if it is not in state D; watch if it moved, waits for NFS, or elsewhere outside the driver",
         HUNG_TASK,
         hung.smi_stuck,

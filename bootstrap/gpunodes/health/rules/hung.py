@@ -8,19 +8,43 @@ from collections.abc import Iterator, Sequence
 from gpunodes.ansible.module_utils.probe.known import FILE_WAIT, STUCK_S, in_driver
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
-from gpunodes.health.facts import Facts
+from gpunodes.health.facts import Facts, Smi
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, State
 from gpunodes.health.rules.rule import Rule, RuleInput
+
+_SMI_STILL_S = 15.0
+"""A nvidia-smi that has not moved for so many seconds, of the 20 s that it has, hangs."""
+_SMI_SLOW_S = 300.0
+"""A nvidia-smi that exists for so many seconds hangs, even if it moves: the driver can poll for a dead GPU."""
 
 
 def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.HUNG_TASK)
-    if proven := _proven(data, records):
+    left = [record for record in records if not _went_on(data.facts, record)]
+    if proven := _proven(data, left):
         tasks = ", ".join(record.detail for record in proven[:5])
         message = f"Stuck in the NVIDIA driver: {tasks}."
         yield rule.finding(Action.REBOOT, message, *_proven_first(proven), state=State.HUNG, hung=True)
+    elif left:
+        yield _named(rule, left)
     elif records:
-        yield _named(rule, records)
+        tasks = ", ".join(record.detail for record in records[:5])
+        message = f"Was stuck in the NVIDIA driver, and went on or ended since: {tasks}."
+        yield rule.finding(Action.NONE, message, *records, watch=True)
+
+
+def _went_on(facts: Facts | None, record: LogRecord) -> bool:
+    """Whether a thread that the kernel reported sleeps no more, by a probe that saw all threads.
+
+    The report stays in the log until the next boot. Only a report of the thread itself counts: what it waited for may
+    be held by one that runs.
+    """
+    pid = record.detail.rpartition(":")[2]
+    if facts is None or not pid.isdigit() or not any(" blocked for more than " in line for line in record.evidence[:1]):
+        return False
+    if any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):
+        return False
+    return not any(task.pid == int(pid) and task.state == "D" for task in facts.tasks)
 
 
 def _proven(data: RuleInput, records: Sequence[LogRecord]) -> list[LogRecord]:
@@ -95,9 +119,11 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     if waits := _waits_elsewhere(data.facts):
         message = f"nvidia-smi ({smi.pid}) waits for {waits}, not for the driver: check again later."
         yield rule.finding(Action.NONE, message, watch=True, evidence=smi.stack)
-    elif smi.still_s < STUCK_S / 2:
-        # gpunodes gave up early, or the driver is busy: on a healthy H200, 150 programs that start at once are enough.
-        message = f"nvidia-smi did not finish within {smi.took_s:.0f} s, and moved {smi.still_s:.1f} s before that."
+    elif _moves(smi):
+        # On a healthy H200, 150 programs that start at once are enough.
+        message = (
+            f"nvidia-smi did not finish within {smi.took_s:.0f} s, and had moved {smi.still_s:.1f} s before the end."
+        )
         message += " A driver that many programs use can be this slow: check again later."
         yield rule.finding(Action.NONE, message, watch=True)
     elif smi.task_state == "D":
@@ -106,6 +132,11 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     else:
         message = f"nvidia-smi did not finish within {smi.took_s:.0f} s."
         yield rule.finding(Action.RESET_GPU, message, state=State.SICK)
+
+
+def _moves(smi: Smi) -> bool:
+    """Whether nvidia-smi was slow, or gpunodes gave up early, but it did not hang. Some minutes are too slow."""
+    return smi.still_s is not None and smi.still_s < _SMI_STILL_S and smi.took_s < _SMI_SLOW_S
 
 
 def _unlogged_hung_tasks(data: RuleInput) -> int:

@@ -23,8 +23,11 @@ _NO_NETWORK = "reason:NetworkPluginNotReady"
 """In the message of a kubelet whose container runtime has no CNI configuration. Sources: containerd 2.2
 internal/cri/server/status.go (networkNotReadyReason); kubelet 1.36 pkg/kubelet/nodestatus/setters.go."""
 _LOG_LINES = "50"
-_ERROR = re.compile(r"^[EF]\d{4} |\b(?:error|failed|fatal|panic|cannot|denied|refused)\b", re.IGNORECASE)
-"""A line that tells why a program ended: klog marks errors by E and F."""
+_ERRORS = (
+    re.compile(r"^(?:F\d{4} |panic: |fatal error: )"),
+    re.compile(r"^E\d{4} |\blevel=\"?(?:error|fatal)\b|\"level\":\"(?:error|fatal)\""),
+)
+"""Lines that tell why a program ended, by klog, by Go, and by loggers with levels; the surest first."""
 _SERVICE = "kubernetes.default.svc.cluster.local"
 # Rules and endpoints reach a new node shortly after its pods start: retry for a minute. The API server closes an idle
 # connection, which ends nc.
@@ -228,7 +231,10 @@ def _network_problem(client: Client, node: str) -> str:
 def _telling(log: str) -> str:
     """The last line of a log that is an error: programs tell afterwards how they end. Else its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next(filter(_ERROR.search, reversed(lines)), lines[-1] if lines else "")
+    for pattern in _ERRORS:
+        if found := [line for line in lines if pattern.search(line)]:
+            return found[-1]
+    return lines[-1] if lines else ""
 
 
 def _event(client: Client, pod: str) -> str:

@@ -58,7 +58,7 @@ def _empty(options: ProbeOptions) -> Dict[str, Any]:
             "rc": None,
             "took_s": 0.0,
             "task_state": None,
-            "still_s": 0.0,
+            "still_s": None,
             "stack": [],
             "xml": None,
             "message": "",

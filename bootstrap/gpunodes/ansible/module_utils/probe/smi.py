@@ -22,6 +22,8 @@ USERS_LOCK = "tmp/gpunodes-nvidia-smi-{}.lock"
 """The same for a probe without root, by the number of its user."""
 LOOK_S = 1.0
 """How often a running nvidia-smi is looked at."""
+KILL_S, MOVES_S, BUSY_KILL_S = 1.0, 2.0, 4.0
+"""How long a killed nvidia-smi may live; longer if it had moved within ``MOVES_S``: it may wait for a lock."""
 HOPELESS_S = 5.0
 """Time limit of nvidia-smi while a thread hangs in the driver: it would wait for the same lock."""
 
@@ -47,7 +49,7 @@ def smi(options: ProbeOptions, emit: Emit) -> None:
         _run_smi([program, "-q", "-x"], lock, deadline, options, emit)
         return
     message = "an earlier nvidia-smi of gpunodes hangs"
-    emit("smi", {"status": "stuck", "pid": holder.pid, "took_s": options.smi_s, "message": message})
+    emit("smi", {"status": "stuck", "pid": holder.pid, "took_s": holder.exists_s(), "message": message})
     holder.emit_state(emit)
 
 
@@ -71,9 +73,14 @@ class _Watched:
     def still_s(self) -> float:
         return round(time.monotonic() - self._moved, 3)
 
+    def exists_s(self) -> float:
+        """For how long it exists; 0 if it is gone."""
+        thread = thread_of(self._options, self.pid, self.pid)
+        uptime = readers.text(self._options.path("proc/uptime")).split()
+        return round(max(0.0, float(uptime[0]) - thread.started_s), 3) if thread and uptime else 0.0
+
     def emit_state(self, emit: Emit) -> None:
         """Report how it hangs; its stack last, which may block."""
-        self.look()
         emit("smi", {"still_s": self.still_s()})
         left = thread_of(self._options, self.pid, self.pid)
         if left is not None:
@@ -140,29 +147,16 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
     # In case this process is killed before nvidia-smi ends.
     emit("smi", {"status": "timeout", "pid": process.pid, "message": "nvidia-smi did not end before the probe did"})
     watched = _Watched(options, process.pid)
-    stdout = cast(IO[bytes], process.stdout)  # Popen is called with a pipe
-    output = b""
-    ended = False
-    driver_check = started + HOPELESS_S
-    while not ended and time.monotonic() < deadline and len(output) <= TEXT_BYTES:
-        wait = min(LOOK_S, deadline - time.monotonic(), driver_check - time.monotonic())
-        wrote = bool(select.select([stdout], [], [], max(0.0, wait))[0])
-        if wrote:
-            chunk = os.read(stdout.fileno(), 1 << 16)
-            output += chunk
-            ended = not chunk
-        watched.look(wrote=wrote)
-        if time.monotonic() >= driver_check:
-            driver_check = deadline
-            if hung_thread(options) is not None:
-                break
+    output, ended = _read(process, watched, deadline, options, emit)
     while ended and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     # Control characters are not valid there, and take six bytes each in JSON.
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", " ", output[:TEXT_BYTES].decode("utf-8", "replace"))
     fact = {"took_s": round(time.monotonic() - started, 3), "rc": process.poll(), "pid": None, "message": ""}
     fact["still_s"] = watched.still_s()
-    survives = fact["rc"] is None and not _kill(process)
+    spare_s = options.deadline_s - options.smi_s - 2
+    kill_s = KILL_S if watched.still_s() > MOVES_S else max(KILL_S, min(BUSY_KILL_S, spare_s))
+    survives = fact["rc"] is None and not _kill(process, kill_s)
     if fact["rc"] is None:
         fact.update(status="timeout", message=text[-MESSAGE_BYTES:])
     elif "<nvidia_smi_log>" in text:
@@ -177,11 +171,37 @@ def _run_smi(argv: List[str], lock: Optional[int], deadline: float, options: Pro
         watched.emit_state(emit)
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> bool:
-    """Kill the process; False if it survives."""
+def _read(
+    process: "subprocess.Popen[bytes]", watched: _Watched, deadline: float, options: ProbeOptions, emit: Emit
+) -> Tuple[bytes, bool]:
+    """Its output until the deadline, or until it is hopeless; and whether it has closed it."""
+    started = time.monotonic()
+    stdout = cast(IO[bytes], process.stdout)  # Popen is called with a pipe
+    output = b""
+    driver_check = started + HOPELESS_S
+    while time.monotonic() < deadline and len(output) <= TEXT_BYTES:
+        wait = min(LOOK_S, deadline - time.monotonic(), driver_check - time.monotonic())
+        wrote = bool(select.select([stdout], [], [], max(0.0, wait))[0])
+        if wrote:
+            chunk = os.read(stdout.fileno(), 1 << 16)
+            output += chunk
+            if not chunk:
+                return output, True
+        watched.look(wrote=wrote)
+        if time.monotonic() >= driver_check:
+            driver_check = deadline
+            # To look for a hung thread may block.
+            emit("smi", {"still_s": watched.still_s(), "took_s": round(time.monotonic() - started, 3)})
+            if hung_thread(options) is not None:
+                break
+    return output, False
+
+
+def _kill(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Kill the process; False if it survives that for so many seconds."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 1.0
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
             return True

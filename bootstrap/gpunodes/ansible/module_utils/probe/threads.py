@@ -1,6 +1,7 @@
 """The machine's threads: those that are stuck, and the driver's tools."""
 
 import contextlib
+import os
 import re
 import time
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
@@ -13,6 +14,9 @@ TASKS = 200
 """Maximum number of reported threads."""
 SETTLE_S = 0.5
 """A thread that sleeps for so long is reported."""
+SPARE_S = 4.0
+"""The probe's time that the watch of threads leaves for its end."""
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _TOOL = re.compile(DRIVER_THREAD)
 _OF_CPU = re.compile(r"(migration|ksoftirqd|kworker)/\d")
@@ -31,6 +35,7 @@ class Thread:
         fields = tail.split()
         self.state = fields[0]
         self.kthread = bool(int(fields[6]) & PF_KTHREAD)
+        self.started_s = int(fields[19]) / CLOCK_TICKS
         self.cpu = fields[36]
 
     def switches(self) -> str:
@@ -102,6 +107,7 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
 
     Of thousands that wait for files, those in the driver are reported, whatever their place.
     """
+    started = time.monotonic()
     tools: List[Thread] = []
     asleep: List[Thread] = []
     found = list(threads(options))
@@ -121,10 +127,9 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
         if thread.state != "D":
             emit("tasks", thread.to_fact(clocks))
     in_the_driver = _more(stuck[TASKS:], clocks, emit)
-    for_files = [thread for thread in reported if thread.waits_for_file()]
-    in_the_driver += _stacks([thread for thread in reported if thread not in for_files], emit)
-    _watch(options, in_the_driver, clocks, emit)
-    _stacks(for_files, emit)
+    in_the_driver += _stacks(sorted(reported, key=Thread.waits_for_file), emit)
+    limit_s = min(options.smi_s, options.deadline_s - SPARE_S - (time.monotonic() - started))
+    _watch(options, in_the_driver, clocks, limit_s, emit)
 
 
 def _more(asleep: List[Thread], clocks: Dict[str, float], emit: Emit) -> List[Thread]:
@@ -151,7 +156,7 @@ def _stacks(reported: List[Thread], emit: Emit) -> List[Thread]:
     return found
 
 
-def _watch(options: ProbeOptions, asleep: List[Thread], clocks: Dict[str, float], emit: Emit) -> None:
+def _watch(options: ProbeOptions, asleep: List[Thread], clocks: Dict[str, float], limit_s: float, emit: Emit) -> None:
     """Watch threads in the driver until one has slept for ``STUCK_S``; report how long those slept that did not wake.
 
     In a driver that hundreds of programs use, each of them waits for a lock most of the time. But they wake.
@@ -160,11 +165,11 @@ def _watch(options: ProbeOptions, asleep: List[Thread], clocks: Dict[str, float]
     ages = {thread.tid: max(SETTLE_S, thread.age_s(clocks)) for thread in asleep}
     before = [(thread, thread.switches()) for thread in asleep]
     waited = 0.0
-    while before and waited < options.smi_s and max(ages[thread.tid] for thread, _ in before) + waited < STUCK_S:
+    while before and waited < limit_s and max(ages[thread.tid] for thread, _ in before) + waited < STUCK_S:
         time.sleep(SETTLE_S)
         before = _unmoved(options, before)
         waited = time.monotonic() - started
-    emit("ages", {str(thread.tid): round(ages[thread.tid] + waited, 1) for thread, _ in before})
+        emit("ages", {str(thread.tid): round(ages[thread.tid] + waited, 1) for thread, _ in before})
 
 
 def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) -> List[Thread]:
