@@ -82,7 +82,7 @@ def run(
 ) -> CommandResult:
     """Run ``argv`` without a shell in the C locale; a missing or slow program is a result, not an exception.
 
-    A program that survives its kill, because it hangs in the kernel, is left behind: nothing here waits for ever.
+    A program that outlives its kill, because it waits in the kernel, is left behind: nothing here waits for ever.
     """
     return _run(argv, _Limits(timeout_s), stdin, environment)
 
@@ -188,8 +188,8 @@ def _kill(process: subprocess.Popen[str], name: str, *, alone: bool) -> str:
     # With a return code set, Python does not wait for the process when it exits.
     process.returncode = -signal.SIGKILL
     if not alone:
-        LEFT_BEHIND.append(f"process {process.pid}, {name}, was killed and hangs in the kernel")
-    return f"; killed, it hangs in the kernel and is left behind (see /proc/{process.pid}/stack)"
+        LEFT_BEHIND.append(f"process {process.pid}, {name}, was killed and did not end")
+    return f"; killed, it did not end within {_DIES_S:.0f} s and is left behind (see /proc/{process.pid}/stack)"
 
 
 _CHECK_S = 1.0
@@ -197,7 +197,7 @@ _CHECK_S = 1.0
 _PIPE = 1 << 20
 """The most bytes in a pipe (pipe(7), /proc/sys/fs/pipe-max-size)."""
 _DIES_S = 2.0
-"""Seconds in which a killed program ends, unless it hangs in the kernel (uninterruptible sleep)."""
+"""Seconds in which a killed program ends, unless it waits in the kernel (uninterruptible sleep)."""
 
 
 def must(
