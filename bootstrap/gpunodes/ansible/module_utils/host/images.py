@@ -17,18 +17,17 @@ _UNIT = "gpunodes-images"
 _FETCHES = "/var/lib/containerd/gpunodes-fetches"
 """A file for each image whose pull is in progress; it contains the id of the boot in which the pull began."""
 _DROP_LIMIT_S = 300
-_LOCK = "/run/gpunodes-images.lock"
-"""One pull at a time: a second one would take the mark of the first away."""
 # A power cut can leave layers with empty files, and content that is listed but missing; containerd never detects either
 # (its issues 8895 and 10457). An image whose pull began in an earlier boot and did not finish is therefore deleted,
 # under all its names, before anything is pulled: no container runs from it yet. The lease by which a pull holds its
 # layers outlives it, for a day: those of earlier boots are deleted first. The clock can have been wrong then, or now;
-# a pull whose lease is deleted by mistake fails, and the kubelet repeats it.
+# a pull whose lease is deleted by mistake fails, and the kubelet repeats it. One such pull runs at a time: a second one
+# would take the mark of the first away.
 _DROP = f"""
-exec 9>>{_LOCK}
+mkdir -p {_FETCHES}
+exec 9>>{_FETCHES}/.lock
 flock --wait "${{LIMIT_S:-86400}}" 9 || {{ echo "other images are still being pulled" >&2; exit 1; }}
 boot=$(cat /proc/sys/kernel/random/boot_id)
-mkdir -p {_FETCHES}
 mark() {{ echo {_FETCHES}/$(echo "$1" | tr / _); }}
 interrupted() {{ [ -e "$(mark "$1")" ] && [ "$(cat "$(mark "$1")")" != "$boot" ]; }}
 utc() {{ date --utc --date="$1" +%FT%TZ; }}
