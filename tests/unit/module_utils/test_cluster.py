@@ -302,10 +302,7 @@ I1128 03:13:29.280754 1 main.go:448] Stopping shutdownHandler...
         ("", ""),
         ("starts\n\nends\n", "ends"),
         # flannel 0.26
-        (
-            FLANNEL,
-            FLANNEL.splitlines()[1],
-        ),
+        (FLANNEL, FLANNEL.splitlines()[1]),
         ("panic: no route\n\ngoroutine 1 [running]:\nruntime/panic.go:884\nx.Error(0xc)\n", "panic: no route"),
         ("retrying after it failed\nno such file\n", "no such file"),
         ('level=error msg="no route"\nlevel=info msg=ends\n', 'level=error msg="no route"'),

@@ -42,7 +42,8 @@ RULES: tuple[Rule, ...] = (
         "smi-stuck",
         "nvidia-smi does not finish",
         "gpunodes' own nvidia-smi after its deadline, or another one in the driver; in state D its stack shows where; "
-        "it has neither written nor woken for 15 s, or exists for 5 minutes",
+        f"it has neither written nor woken for {hung.SMI_STILL_S:.0f} s, "
+        f"or exists for {hung.SMI_SLOW_S / 60:.0f} minutes",
         "reboot; reset_gpu if it is not in state D; watch if it moved, waits for NFS, or elsewhere outside the driver",
         HUNG_TASK,
         hung.smi_stuck,

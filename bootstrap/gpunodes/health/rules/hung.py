@@ -12,9 +12,9 @@ from gpunodes.health.facts import Facts, Smi
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, State
 from gpunodes.health.rules.rule import Rule, RuleInput
 
-_SMI_STILL_S = 15.0
+SMI_STILL_S = 15.0
 """A nvidia-smi that has not moved for so many seconds, of the 20 s that it has, hangs."""
-_SMI_SLOW_S = 300.0
+SMI_SLOW_S = 300.0
 """A nvidia-smi that exists for so many seconds hangs, even if it moves: the driver can poll for a dead GPU."""
 
 
@@ -22,15 +22,18 @@ def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.HUNG_TASK)
     left = [record for record in records if not _went_on(data.facts, record)]
     if proven := _proven(data, left):
-        tasks = ", ".join(record.detail for record in proven[:5])
-        message = f"Stuck in the NVIDIA driver: {tasks}."
+        message = f"Stuck in the NVIDIA driver: {_tasks(proven)}."
         yield rule.finding(Action.REBOOT, message, *_proven_first(proven), state=State.HUNG, hung=True)
     elif left:
         yield _named(rule, left)
     elif records:
-        tasks = ", ".join(record.detail for record in records[:5])
-        message = f"Was stuck in the NVIDIA driver, and went on or ended since: {tasks}."
+        message = f"Was stuck in the NVIDIA driver, and went on or ended since: {_tasks(records)}."
         yield rule.finding(Action.NONE, message, *records, watch=True)
+
+
+def _tasks(records: Sequence[LogRecord]) -> str:
+    """The first tasks of the records, for a message."""
+    return ", ".join(filter(None, (record.detail for record in records[:5])))
 
 
 def _went_on(facts: Facts | None, record: LogRecord) -> bool:
@@ -40,7 +43,8 @@ def _went_on(facts: Facts | None, record: LogRecord) -> bool:
     be held by one that runs.
     """
     pid = record.detail.rpartition(":")[2]
-    if facts is None or not pid.isdigit() or not any(" blocked for more than " in line for line in record.evidence[:1]):
+    of_itself = bool(record.evidence) and " blocked for more than " in record.evidence[0]
+    if facts is None or not of_itself or not pid.isdigit():
         return False
     if any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):
         return False
@@ -56,8 +60,8 @@ def _proven(data: RuleInput, records: Sequence[LogRecord]) -> list[LogRecord]:
 
 
 def _named(rule: Rule, records: Sequence[LogRecord]) -> Finding:
-    tasks = ", ".join(record.detail for record in records[:5])
-    message = f"Stuck, with a name of the driver's but without a stack that shows where: {tasks}. Check again later."
+    message = "Stuck, with a name of the driver's but without a stack that shows where: "
+    message += f"{_tasks(records)}. Check again later."
     return rule.finding(Action.NONE, message, *records, watch=True)
 
 
@@ -123,8 +127,8 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         # On a healthy H200, 150 programs that start at once are enough.
         message = (
             f"nvidia-smi did not finish within {smi.took_s:.0f} s, and had moved {smi.still_s:.1f} s before the end."
+            " A driver that many programs use can be this slow: check again later."
         )
-        message += " A driver that many programs use can be this slow: check again later."
         yield rule.finding(Action.NONE, message, watch=True)
     elif smi.task_state == "D":
         message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; gpunodes does not start a second one."
@@ -136,17 +140,12 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def _moves(smi: Smi) -> bool:
     """Whether nvidia-smi was slow, or gpunodes gave up early, but it did not hang. Some minutes are too slow."""
-    return smi.still_s is not None and smi.still_s < _SMI_STILL_S and smi.took_s < _SMI_SLOW_S
-
-
-def _unlogged_hung_tasks(data: RuleInput) -> int:
-    """The number of hung tasks that the kernel has counted, if its log reports no hung task at all."""
-    count = data.facts.hung_detected if data.facts else None
-    return 0 if data.of_kinds(LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK) else count or 0
+    return smi.still_s is not None and smi.still_s < SMI_STILL_S and smi.took_s < SMI_SLOW_S
 
 
 def silent_hung_tasks(rule: Rule, data: RuleInput) -> Iterator[Finding]:
-    if count := _unlogged_hung_tasks(data):
+    count = data.facts.hung_detected if data.facts else None
+    if count and not data.of_kinds(LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK):
         message = f"The kernel has counted {count} hung tasks, but its log does not show them."
         yield rule.finding(Action.NONE, message, watch=True)
 
@@ -163,8 +162,8 @@ def soft_lockup_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 def driver_crashed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.CRASH)
     if proven := _proven(data, records):
-        tasks = ", ".join(filter(None, (record.detail for record in proven[:5]))) or "unknown"
-        message = f"The kernel ended a task inside the NVIDIA driver, with the driver's locks: {tasks}."
+        message = "The kernel ended a task inside the NVIDIA driver, with the driver's locks: "
+        message += f"{_tasks(proven) or 'unknown'}."
         yield rule.finding(Action.REBOOT, message, *_proven_first(proven))
     elif records:
         yield _named(rule, records)
