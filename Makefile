@@ -20,7 +20,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Without its compiled files Python compiles this tree again in each process of Ansible, of which the tests start thousands.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SOURCE_DATE_EPOCH PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX
 
-SOURCES := $(shell find bootstrap playbooks roles -type f -not -name '*.pyc' 2>/dev/null)
+SOURCES := $(shell find bootstrap playbooks roles docs -type f -not -name '*.pyc' 2>/dev/null)
 
 .PHONY: help
 help: ## List the targets

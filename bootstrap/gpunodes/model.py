@@ -178,6 +178,12 @@ class TaskEnded:
     seconds: float
     result: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def notes(self) -> list[str]:
+        """What the module tells the user; a machine may report anything in its place, which is left out."""
+        told = self.result.get("notes")
+        return [str(each) for each in told] if isinstance(told, list) else []
+
 
 Event = TaskStarted | TaskEnded
 

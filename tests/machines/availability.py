@@ -24,6 +24,8 @@ INTERVAL_S = 0.2
 """Between the starts of two requests; a slower response delays the next request."""
 TIMEOUT_S = 2.0
 """Of one request; emulated machines under load need more than a second."""
+SLOW_S = 10.0
+"""The same while others start: an emulated machine, or its API server, answers slowly then."""
 LIMIT = 36000
 """Requests of one prober at most: two hours at this pace."""
 OK = range(200, 300)

@@ -110,5 +110,5 @@ def test_the_node_that_kubeadm_joined_is_removed(operator: Operator) -> None:
     left = "/etc/kubernetes/kubelet.conf /etc/kubernetes/pki /var/lib/kubelet/config.yaml /var/lib/gpunodes"
     assert operator.ssh("gpu-1", f"ls -d {left} 2>/dev/null", code=None) == ""
     kept = lines(operator.ssh("gpu-1", f"ls {SOURCE}; dpkg-query --show --showformat='${{Status}}' kubelet"))
-    # As it was before the upgrade replaced it.
+    # As its administrator left it: the hold is none of gpunodes.
     assert kept == [SOURCE, "hold ok installed"]

@@ -10,8 +10,10 @@ from .by_hand import ADOPTED, BY_HAND, connection, lab_hosts, wait_ready, write
 from .conftest import LONG, LabSpec, Operator, lines
 
 LAB = LabSpec("debian13", workers=0, gpu_workers=1, kubernetes="1.35", up_options=("--kubernetes-version", "1.36"))
-# What an upgrade leaves as it is. Its own source has another name than that of the administrator.
+# What an upgrade leaves as it is. Its own source has another name than that of the administrator. apt may release the
+# holds of what it replaces.
 THEIRS = r"""
+apt-mark showhold
 sha256sum /etc/containerd/config.toml /etc/apt/sources.list.d/kubernetes.sources
 ls -A /etc/systemd/system/kubelet.service.d; ls -d /etc/gpunodes 2>/dev/null
 grep -c -e audit -e encryption-provider /etc/kubernetes/manifests/kube-apiserver.yaml 2>/dev/null; true

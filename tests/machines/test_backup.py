@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 import time
 from pathlib import Path
@@ -31,6 +32,9 @@ def test_a_cluster_is_backed_up(operator: Operator) -> None:
 def test_a_killed_backup_leaves_nothing(operator: Operator) -> None:
     running = operator.start("etcd", "backup", "--output", "second.tar")
     operator.wait_for(running, "making a snapshot")
+    # The command says so before it connects: without a snapshot there is nothing to clean up.
+    made = "until ls -A /var/lib/etcd | grep -q gpunodes-snapshot; do sleep 0.1; done"
+    operator.ssh("control-1", f"timeout 200 sh -c {shlex.quote(made)}")
     kill(running)
     deadline = time.monotonic() + 120
     while "gpunodes-" in operator.ssh("control-1", "ls -A /var/lib/etcd"):

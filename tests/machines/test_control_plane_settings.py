@@ -9,7 +9,7 @@ import json
 
 import yaml
 
-from .conftest import LabSpec, Operator, lines
+from .conftest import LONG, LabSpec, Operator, lines
 from .etcd_members import CRICTL, FIRST, KUBECTL, SECOND, regroup, voters
 
 LAB = LabSpec("debian13", workers=0, control_planes=2)
@@ -20,7 +20,7 @@ def test_a_second_control_plane_joins(operator: Operator) -> None:
     regroup(operator, FIRST)
     operator.gpunodes("up")
     regroup(operator, *CONTROLS)
-    operator.gpunodes("join", SECOND)
+    operator.gpunodes("join", SECOND, limit_s=2 * LONG)
     assert voters(operator) == set(CONTROLS)
 
 

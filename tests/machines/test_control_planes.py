@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from .conftest import BARE, LabSpec, Operator, kill, lines, search_for_secrets
+from .conftest import BARE, LONG, LabSpec, Operator, kill, lines, search_for_secrets
 from .etcd_members import FIRST, KUBECTL, SECOND, leader, leftovers, members, regroup, voters
 
 LAB = LabSpec("debian13", workers=0, control_planes=2)
@@ -35,7 +35,7 @@ def test_a_killed_join_is_completed(operator: Operator) -> None:
         time.sleep(1)
     kill(running)
     print(f"killed when etcd had {found}")
-    operator.gpunodes("join", SECOND)
+    operator.gpunodes("join", SECOND, limit_s=2 * LONG)
     assert voters(operator) == set(CONTROLS)
     assert leftovers(operator) == []
     path = "/etc/kubernetes/gpunodes/encryption.json"

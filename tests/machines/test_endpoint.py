@@ -68,14 +68,14 @@ def test_the_endpoint_moves_and_pods_keep_running(operator: Operator) -> None:
 
 def test_then_a_second_one_joins_and_serves(operator: Operator) -> None:
     regroup(operator, FIRST, SECOND)
-    operator.gpunodes("join", SECOND)
+    operator.gpunodes("join", SECOND, limit_s=2 * LONG)
     assert voters(operator) == {FIRST, SECOND}
     address = (operator.folder / "vip").read_text()
     assert operator.each(MACHINES, SERVER.format("kubelet")) == servers(operator, address, FIRST, SECOND)
     # The API server of the first one goes: the address moves to the second, which both members of etcd still carry.
     manifest = "/etc/kubernetes/manifests/kube-apiserver.yaml"
     listed = f"found=$({CRICTL} ps --quiet --label io.kubernetes.container.name=kube-apiserver)"
-    with availability.watched(f"https://{address}:6443/readyz") as prober:
+    with availability.watched(f"https://{address}:6443/readyz", timeout_s=availability.SLOW_S) as prober:
         # A slow response counts as a failure, too: what shows the end is its container.
         operator.ssh(FIRST, f'mv {manifest} /root/; until {listed} && [ -z "$found" ]; do sleep 1; done')
         prober.wait_for_success(limit_s=300)

@@ -85,7 +85,7 @@ def test_the_remedy_brings_them_forward(operator: Operator) -> None:
 
 def test_one_after_the_other_and_the_api_answers(operator: Operator) -> None:
     vip = operator.setting("gpunodes_control_plane_vip")
-    with availability.watched(f"https://{vip}:6443/readyz") as prober:
+    with availability.watched(f"https://{vip}:6443/readyz", timeout_s=availability.SLOW_S) as prober:
         done = json.loads(operator.gpunodes(*UPGRADE, "--json", limit_s=4 * LONG).stdout)
     outcomes = [{each["name"]: each["outcome"] for each in rollout["machines"]} for rollout in done["rollouts"]]
     # The last part, the add-ons, is no machine's.

@@ -8,9 +8,10 @@ from typing import Any
 from .conftest import LONG, Operator, lines
 
 IMAGE = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
+# As the readiness probe below: on an emulated machine whose host starts an API server, an answer takes seconds.
 _COUNTER = """
 while [ ! -e /run/stop ]; do
-    if curl -sf -m 2 http://$1:8080/ >/dev/null; then echo ok; else echo failed; fi
+    if curl -sf -m 5 http://$1:8080/ >/dev/null; then echo ok; else echo failed; fi
     sleep 0.2
 done >/run/requests
 """
@@ -63,5 +64,5 @@ def serve(operator: Operator) -> None:
 
 def answers(operator: Operator) -> list[str]:
     """Stop counting; "ok" or "failed" for each request."""
-    operator.ssh("control-1", "touch /run/stop; sleep 3")
+    operator.ssh("control-1", "touch /run/stop; sleep 7")
     return lines(operator.ssh("control-1", "cat /run/requests"))

@@ -93,12 +93,12 @@ def test_kube_vip_and_its_cloud_provider_do_their_work(server: ApiServer, vip: A
 
 def test_a_service_that_named_its_address_keeps_it(server: ApiServer, vip: Account, provider: Account) -> None:
     named = service("named")
-    named["metadata"]["annotations"][ASKED] = "10.0.0.202, 10.0.0.210"
+    named["metadata"]["annotations"][ASKED] = "10.0.0.202"
     server.call("POST", SERVICES, named)
     labels = {"metadata": {"labels": {"implementation": "kube-vip"}}}
     path = f"{SERVICES}/named"
     assert not provider.refusal("PATCH", path, labels, MERGE)
-    assert not put(vip, path, reports("10.0.0.202", "10.0.0.210"), "/status")
+    assert not put(vip, path, reports("10.0.0.202"), "/status")
     assert "a Service without an address gets one" in put(provider, path, annotates(ASKED, "10.0.0.203"))
     server.call("POST", SERVICES, service("legacy", loadBalancerIP="10.0.0.203"))
     assert not put(provider, f"{SERVICES}/legacy", annotates(ASKED, "10.0.0.203"))

@@ -103,6 +103,10 @@ THEFTS: dict[str, dict[str, Any]] = {
     ),
     "scripts of a user's volume": helper(container={"volumeMounts": [{"name": "data", "mountPath": "/script"}]}),
     "programs of users": helper(container={"volumeMounts": [*MOUNTED, {"name": "data", "mountPath": "/bin"}]}),
+    "the processes of the node": helper(hostPID=True),
+    "the network of the node": helper(hostNetwork=True),
+    "all rights": helper(container={"securityContext": {"privileged": True}}),
+    "more rights": helper(container={"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}}),
     "another container": helper(
         initContainers=[{"name": "x", "image": addons.chosen("local-path").images["helper"], "command": SHELL}]
     ),

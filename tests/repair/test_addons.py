@@ -199,7 +199,7 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
     assert "not among gpunodes_load_balancer_addresses" in refusal
     for allowed in (
         service(),
-        service(annotations={asked: "10.0.0.201, 10.0.0.210", "example.org/x": "y"}),
+        service(annotations={asked: "10.0.0.201", "example.org/x": "y"}),
         service(spec={"loadBalancerIP": "10.0.0.203"}),
         service(annotations={"kube-vip.io/vipHost": "w1"}),
     ):
@@ -207,6 +207,13 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
     for refused in (
         service(annotations={asked: "10.0.0.200,10.0.0.1"}),
         service(annotations={asked: "gateway.example"}),
+        # With one of these anywhere the cloud provider (mapImplementedServices) gives no more addresses to others.
+        service(annotations={asked: "10.0.0.201 "}),
+        service(annotations={asked: ""}),
+        service(spec={"loadBalancerIP": "10.0.0.203 "}),
+        # They would take addresses away from others, past the quota of load balancers.
+        service(annotations={asked: "10.0.0.200,10.0.0.201"}),
+        service(annotations={asked: "10.0.0.200"}, labels={"implementation": "kube-vip"}, spec={"type": "ClusterIP"}),
         service(annotations={asked: "0.0.0.0"}),  # noqa: S104 - an address by DHCP
         service(annotations={asked: "fd00::1"}),
         service(spec={"loadBalancerIP": "10.0.0.204"}),
@@ -224,9 +231,17 @@ def test_services_get_the_addresses_of_the_setting_only(server: ApiServer) -> No
         ("web", {"metadata": {"annotations": {asked: "10.0.0.9"}}}),
         ("web", {"spec": {"externalIPs": ["10.0.0.1"]}}),
         ("earlier", {"spec": {"externalIPs": ["10.0.0.9", "10.0.0.1"]}}),
+        ("web", {"metadata": {"annotations": {asked: "10.0.0.200"}}, "spec": {"type": "ClusterIP"}}),
     ):
         with pytest.raises(HTTPError, match="422"):
             server.call("PATCH", f"{services}/{changed}", change, merge)
+    # A Service that is no load balancer any more gives its address back.
+    server.call("PATCH", f"{services}/web", {"metadata": {"annotations": {asked: "10.0.0.200"}}}, merge)
+    with pytest.raises(HTTPError, match="422"):
+        server.call("PATCH", f"{services}/web", {"spec": {"type": "ClusterIP"}}, merge)
+    for kind, address in (("ClusterIP", None), ("LoadBalancer", "10.0.0.200")):
+        change = {"metadata": {"annotations": {asked: address}}, "spec": {"type": kind}}
+        server.call("PATCH", f"{services}/web", change, merge)
     # What was there before can be changed, and loses them.
     server.call("PATCH", f"{services}/earlier", {"metadata": {"labels": {"a": "b"}}}, merge)
     server.call("PATCH", f"{services}/earlier", {"spec": {"externalIPs": None}}, merge)

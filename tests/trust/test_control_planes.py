@@ -53,6 +53,17 @@ def test_stand_in_control_planes_are_tried_in_turn_by_plain_ansible(fleet: Machi
     assert "control-3/cluster_info" not in fleet.asked
 
 
+def test_another_control_plane_is_asked_for_the_members_that_the_one_in_use_does_not_know(fleet: Machines) -> None:
+    """Its API responds through the virtual address, while its own etcd is down."""
+    fleet.answer("control-2", "etcd_members", {"etcd": {"problem": "etcd does not run", "members": []}})
+    done = played(fleet, "status.yml")
+    assert done.returncode == 0, done.stdout
+    assert [line for line in fleet.asked if line.endswith("etcd_members")] == [
+        "control-2/etcd_members",
+        "control-3/etcd_members",
+    ]
+
+
 def test_a_stand_in_control_plane_with_garbage_or_without_a_cluster_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

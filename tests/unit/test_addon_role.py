@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -359,3 +360,15 @@ def test_ansible_applies_what_these_tests_read(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "out").read_text()) == list(rendered("monitoring"))
+
+
+def test_volumes_of_local_path_are_open_to_pods_and_closed_to_users_of_the_node(tmp_path: Path) -> None:
+    """By the script of its ConfigMap, as its helper runs it."""
+    config = next(each for each in rendered("local-path") if each["kind"] == "ConfigMap")
+    folder = tmp_path / "provisioner" / "pvc-1_default_data"
+    folder.parent.mkdir(mode=0o755)
+    for _ in range(2):
+        subprocess.run(["sh", "-c", config["data"]["setup"]], env={"VOL_DIR": str(folder)}, check=True)
+        assert [stat.S_IMODE(each.stat().st_mode) for each in (folder.parent, folder)] == [0o700, 0o777]
+    subprocess.run(["sh", "-c", config["data"]["teardown"]], env={"VOL_DIR": str(folder)}, check=True)
+    assert not folder.exists()

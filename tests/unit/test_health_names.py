@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def oops(name: str, stack: list[str]) -> str:
 
 
 def live(text: str, **parts: Any) -> Verdict:
-    return judged(with_(log={"text": log(text).decode()}, **parts))
+    """The verdict on a live machine: threads that the kernel reported as hung still sleep, but for other ``tasks``."""
+    still = [asleep("x", [""], pid=int(pid)) for pid in re.findall(r":(\d+) blocked for more than", text)]
+    return judged(with_(**{"log": {"text": log(text).decode()}, "tasks": still, **parts}))
 
 
 REPORTS = pytest.mark.parametrize("report", [hung, owner, unfrozen, lockup, oops])
@@ -136,6 +139,19 @@ def test_frames_as_kernels_write_them(line: str) -> None:
     assert live("INFO: task cat:7 blocked for more than 122 seconds.\n" + line + "\n").hung_in_driver
 
 
+def test_a_hang_that_has_passed_is_watched(tmp_path: Path) -> None:
+    """The kernel's report stays in the log, for days; the driver went on, as it does after a slow start of its GPUs."""
+    text = hung("nv_queue", [*OF_PROGRAM, FRAME])
+    passed = live(text, tasks=[asleep("python3", ["pipe_read+0x1/0x2"], pid=7)])
+    assert (passed.action, passed.state, passed.hung_in_driver) == (Action.NONE, State.DEGRADED, False)
+    assert "nv_queue:4242" in passed.findings[0].message
+    # The probe did not see all threads; the thread that holds the lock may run.
+    for what in ("tasks", "threads", "privilege"):
+        assert live(text, tasks=[], errors=[{"what": what, "error": "x"}]).hung_in_driver
+    assert live(owner("nv_queue", [*OF_PROGRAM, FRAME]), tasks=[]).hung_in_driver
+    assert verdict_on(tmp_path, log(text)).hung_in_driver
+
+
 @pytest.mark.parametrize("header", ["[   60.000001] kernel: ", "[   60.000001] gpu-1 kernel: [   60.000001] "])
 def test_frames_behind_the_headers_of_journalctl(header: str, tmp_path: Path) -> None:
     """With --no-hostname, and of a kernel that writes its times."""
@@ -144,7 +160,7 @@ def test_frames_behind_the_headers_of_journalctl(header: str, tmp_path: Path) ->
     assert (found.action, found.hung_in_driver) == (Action.REBOOT, True)
 
 
-OWN: dict[str, Any] = {"status": "timeout", "pid": 4242, "task_state": "D", "xml": None}
+OWN: dict[str, Any] = {"status": "timeout", "pid": 4242, "task_state": "D", "still_s": 20.0, "xml": None}
 CUT = {"what": "threads", "error": "2300 threads are in uninterruptible sleep"}
 
 

@@ -95,7 +95,7 @@ def test_a_hung_task_that_waits_for_nfs_is_not_in_the_driver(tmp_path: Path, nam
 @pytest.mark.parametrize("status", ["ok", "stuck", "timeout"])
 def test_a_thread_that_waits_for_nfs_is_not_in_the_driver(name: str, status: str) -> None:
     """nvidia-smi in state D counts as stuck in the driver, except when its stack says that it waits for NFS."""
-    smi = {"status": status, "pid": 4242, "task_state": "D", "xml": None} if status != "ok" else {}
+    smi = {"status": status, "pid": 4242, "task_state": "D", "still_s": 20.0, "xml": None} if status != "ok" else {}
     # A stuck nvidia-smi is the same thread, by whatever name.
     facts = with_(tasks=[asleep(name, WRITES)], smi=smi, log={"text": log(hung(name, WRITES)).decode()})
     found = judged(facts)
@@ -107,7 +107,7 @@ def test_a_thread_that_waits_for_nfs_is_not_in_the_driver(name: str, status: str
 
 
 def test_another_nvidia_smi_in_the_driver_is_hung_beside_a_hang_of_nfs() -> None:
-    smi = {"status": "stuck", "pid": 77, "task_state": "D", "xml": None}
+    smi = {"status": "stuck", "pid": 77, "task_state": "D", "still_s": 20.0, "xml": None}
     found = judged(with_(tasks=[asleep("nvidia-smi", WRITES), asleep("nvidia-smi", [FRAME], pid=77)], smi=smi))
     assert (found.state, found.action) == (State.HUNG, Action.REBOOT)
     # Without a stack nobody knows what it waits for: as before.
@@ -122,7 +122,7 @@ def test_a_program_that_is_in_the_driver_on_its_way_to_nfs_is_hung_in_the_driver
 
 
 def test_a_short_wait_in_the_driver_is_no_hang_only_because_nvidia_smi_waits_for_nfs() -> None:
-    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "xml": None}
+    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "still_s": 20.0, "xml": None}
     facts = with_(tasks=[asleep("nvidia-smi", WRITES), asleep("python3", [FRAME], pid=9, age_s=1.0)], smi=smi)
     found = judged(facts)
     assert found.state is not State.HUNG
@@ -145,7 +145,7 @@ def test_a_page_that_the_driver_needs_is_no_hang_of_the_driver(
     for text in (report, owner.format(name) + report.split("\n", 1)[1]):
         found = verdict_on(tmp_path, log(text))
         assert (found.hung_in_driver, found.action is Action.REBOOT) == (hangs, hangs)
-    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "xml": None, "stack": stack}
+    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "still_s": 20.0, "xml": None, "stack": stack}
     for facts in (with_(tasks=[asleep(name, stack)]), with_(smi=smi)):
         assert judged(facts).hung_in_driver is hangs
 
@@ -160,7 +160,7 @@ def test_a_crash_within_the_driver_leaves_its_locks_whatever_it_needed(tmp_path:
 
 @pytest.mark.parametrize("stack", [CLOSES, OF_FOLDER, LOOKS_UP], ids=["close", "lock of a folder", "lock of a lookup"])
 def test_an_nvidia_smi_that_waits_for_files_is_not_repaired(stack: list[str]) -> None:
-    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "xml": None}
+    smi = {"status": "stuck", "pid": 4242, "task_state": "D", "still_s": 20.0, "xml": None}
     found = judged(with_(tasks=[asleep("nvidia-smi", stack)], smi=smi))
     assert found.state is not State.HUNG
     assert found.action is Action.NONE

@@ -163,7 +163,7 @@ def test_a_program_has_all_modules_that_it_imports_and_no_others() -> None:
     assert set(programs.sources("session")) == {"gpunodes", *(f"gpunodes.{name}" for name in session)}
 
 
-@pytest.mark.parametrize(("name", "limit"), [("probe.document", 16000), ("session", 11_000), ("escalate", 6000)])
+@pytest.mark.parametrize(("name", "limit"), [("probe.document", 17_500), ("session", 11_000), ("escalate", 6000)])
 def test_the_size_of_what_is_sent_is_bounded(name: str, limit: int) -> None:
     assert len(programs.pack(name, {}).packed) < limit
 

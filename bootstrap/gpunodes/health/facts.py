@@ -72,6 +72,8 @@ class Smi:
     message: str
     pid: int | None
     took_s: float
+    still_s: float | None
+    """For how long it had neither written nor woken when the probe gave up, None if the probe did not come that far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def read(found: Mapping[str, Any]) -> Facts:
             _text(smi["message"]),
             smi["pid"],
             smi["took_s"],
+            smi["still_s"],
         ),
         functions=functions(found["pci"]),
         driver_loaded=driver["loaded"],

@@ -47,6 +47,7 @@ PROBE = {
         "rc": Maybe(int),
         "took_s": float,
         "task_state": Maybe(str),
+        "still_s": Maybe(float),
         "stack": Optional(Many(str, 1000)),
         "xml": Maybe(str),
         "message": str,

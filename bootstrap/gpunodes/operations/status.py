@@ -105,7 +105,7 @@ def run(inventory: Inventory, view: RunView) -> ClusterStatus:
     certificates = ends.reported(tracker, names, "")
     owners = {node.name: node.machine for node in found.nodes}
     own = kubelets.compared(inventory, owners, cluster, tracker.answers.get("kubelet_settings", {}).get(control.name))
-    etcd, etcd_problem = members(tracker.answers.get("etcd", {}).get(control.name))
+    etcd, etcd_problem = known_members(tracker.answers.get("etcd", {}), control.name)
     held = tracker.answers.get("has_virtual_address", {})
     off = {name: each.described for name, each in switched_off.read(inventory).items()}
     return replace(
@@ -179,6 +179,13 @@ def differing(tracker: Tracker) -> list[MachineDrift]:
     """How the control planes differ from their settings, as they reported it."""
     found = [of_report(name, each) for name, each in tracker.answers.get("control_plane_drift", {}).items()]
     return [each for each in found if each.differs]
+
+
+def known_members(reported: Mapping[str, Mapping[str, Any]], control: str) -> tuple[Sequence[EtcdMember], str]:
+    """The members as the control plane in use reports them, or as another one does if that one does not know them."""
+    own = members(reported.get(control))
+    others = (members(each) for name, each in reported.items() if name != control) if own[1] else ()
+    return next((each for each in others if not each[1]), own)
 
 
 def members(report: Mapping[str, Any] | None) -> tuple[Sequence[EtcdMember], str]:

@@ -107,8 +107,7 @@ class Tracker:
                 self._view.phase(event.machine, self._phases[event.phase], *self._position(event))
             self._view.task(event.machine, "" if isinstance(event, TaskEnded) else what_runs(event.task))
         if isinstance(event, TaskEnded):
-            notes = event.result.get("notes")
-            state.notes += map(str, notes) if isinstance(notes, list) else ()
+            state.notes += event.notes
             if event.outcome is Outcome.CHANGED and event.task not in state.changes:
                 state.changes.append(event.task)
             if event.outcome.is_failure and state.failure is None:

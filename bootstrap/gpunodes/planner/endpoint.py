@@ -26,6 +26,9 @@ CHECK_INTERVALS, CHECK_LIMIT_INTERVALS = 2, 5
 """VRRP intervals between two checks of the API server, and the most that a check may take."""
 FALL, RISE = 3, 2
 """Failed checks until a machine gives the address up, and successful ones until it may have it."""
+MULTICAST_GROUP = "224.0.0.254"
+"""Where a control plane without others sends its messages: keepalived uses multicast then. In VRRP's own group routers
+with the same router id would take its address away. This one is for experiments, and never forwarded (RFC 4727)."""
 _LONGEST_NAME = 253
 
 
@@ -169,6 +172,7 @@ def keepalived(
             File(
                 CONFIG,
                 _CONFIG.format(
+                    group=MULTICAST_GROUP,
                     vip=settings.vip,
                     device=device,
                     address=address,
@@ -211,6 +215,7 @@ global_defs {{
     enable_script_security
     script_user nobody
     vrrp_version 3
+    vrrp_mcast_group4 {group}
 }}
 
 vrrp_script api {{

@@ -89,8 +89,9 @@ def planned(name: str, facts: Facts | None, pending: Any, *, security: bool, why
         if names & {f"linux-image-{release}", f"linux-image-unsigned-{release}"}
     ]
     refused = kernels.refused(facts, new)
-    # Packages that depend on the newest kernel are held with it.
-    bring = {each["name"] for each in pending["packages"] if each["kernel_meta"]} if refused else set()
+    # Packages that depend on the newest kernel are held with it, as far as they are installed.
+    metas = [each for each in pending["packages"] if each["kernel_meta"]] if refused else []
+    bring = {each["name"] for each in metas}
     return PlannedOs(
         name,
         [
@@ -102,5 +103,5 @@ def planned(name: str, facts: Facts | None, pending: Any, *, security: bool, why
         refused,
         [each for each in pending["kept_back"] if not any(fnmatch.fnmatchcase(each, one) for one in keep)],
         pending["reboot"],
-        held=bring <= {*pending["held"]},
+        held={each["name"] for each in metas if each["old"]} <= {*pending["held"]},
     )

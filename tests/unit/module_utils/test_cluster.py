@@ -285,8 +285,31 @@ def test_a_network_that_dies_is_the_cause_of_what_happens_to_the_probe(monkeypat
     monkeypatch.setattr(readiness, "_clean", lambda *_: None)
     monkeypatch.setattr(readiness, "_POLL_S", 0.01)
     assert readiness.wait_until_ready(["worker-1"], "image", 0.1) == {
-        "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; its log ends with: iptables: exec format error"
+        "worker-1": "pod flannel: CrashLoopBackOff: back-off 20s; its log: iptables: exec format error"
     }
+
+
+FLANNEL = """\
+I1128 03:13:28.872818 1 main.go:234] Installing signal handlers
+E1128 03:13:29.279158 1 main.go:391] Failed to setup masq rules, could not get iptables version: exec format error
+I1128 03:13:29.280754 1 main.go:448] Stopping shutdownHandler...
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("", ""),
+        ("starts\n\nends\n", "ends"),
+        # flannel 0.26
+        (FLANNEL, FLANNEL.splitlines()[1]),
+        ("panic: no route\n\ngoroutine 1 [running]:\nruntime/panic.go:884\nx.Error(0xc)\n", "panic: no route"),
+        ("retrying after it failed\nno such file\n", "no such file"),
+        ('level=error msg="no route"\nlevel=info msg=ends\n', 'level=error msg="no route"'),
+    ],
+)
+def test_the_line_that_tells_why_a_network_add_on_ends(log: str, line: str) -> None:
+    assert readiness._telling(log) == line
 
 
 def _waiting_for_network(name: str) -> dict[str, Any]:

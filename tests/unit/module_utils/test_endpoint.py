@@ -6,6 +6,7 @@ import copy
 import http.server
 import ssl
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -135,6 +136,16 @@ def test_who_may_have_the_virtual_address(
         assert api_check.main(["first"] if first else []) == exit_code
     (tmp_path / "peers").write_text("# nobody\n")
     assert api_check.main(["first"]) == 0
+
+
+def test_the_check_loads_little_each_time() -> None:
+    """keepalived runs it every 2 s: a library that reads e-mail would double its processor time."""
+    done = subprocess.run(
+        [sys.executable, "-IS", "-X", "importtime", api_check.__file__], capture_output=True, text=True, check=False
+    )
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "ssl" in loaded
+    assert not loaded & {"http.client", "email", "logging", "concurrent.futures"}
 
 
 def test_arp() -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import containers, etcd, kube_api, kubeconfig, ledger
+from gpunodes.ansible.module_utils import containers, etcd, etcd_snapshot, kube_api, kubeconfig, ledger
 from gpunodes.ansible.module_utils.cluster import membership
 from gpunodes.ansible.module_utils.cluster.nodes import CONTROL_PLANE
 from gpunodes.ansible.module_utils.etcd import Member
@@ -492,3 +492,20 @@ def test_a_join_is_complete_when_member_and_api_server_work(monkeypatch: pytest.
             made.working = set()
         with pytest.raises(MachineProblem, match=message):
             membership.wait_until_member("10.0.0.2", 0)
+
+
+def test_members_that_hang_do_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """etcdctl 3.6 asks one after the other, 10 s each, and prints what it has at its end."""
+
+    def execute(_: str, argv: list[str], timeout_s: int) -> CommandResult:
+        words = argv[argv.index("--write-out=json") + 1 :]
+        if words[0] == "member":
+            return CommandResult(argv, 0, LISTED, "")
+        if "--cluster" in words:
+            return CommandResult(argv, 1, STATUS if timeout_s > 2 * 10 else "", "context deadline exceeded")
+        return CommandResult(argv, 0, STATUS, "")
+
+    monkeypatch.setattr(containers, "ids", lambda *_: ["0123456789ab"])
+    monkeypatch.setattr(containers, "execute", execute)
+    found = etcd_snapshot.members()["members"]
+    assert {each["name"]: each["healthy"] for each in found} == {"cp-1": True, "cp-2": False, "": False}

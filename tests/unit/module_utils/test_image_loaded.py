@@ -17,7 +17,7 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     images = tmp_path / "images"
     images.write_text("registry.k8s.io/pause:3.10 type sha256:cc\n")
     ctr = (
-        f'case "$*" in\n*"ls --quiet"*) cut -d" " -f1 {images};;\n*ls*) echo REF TYPE DIGEST; cat {images};;\n'
+        f'case "$*" in\n*ls*) echo REF TYPE DIGEST; cat {images};;\n'
         f'*import*) eval "cat \\$$#" >>{images};;\n*rm*) eval "sed -i \\"\\|^\\$$#|d\\" {images}";;\nesac'
     )
     docker = (
@@ -68,6 +68,16 @@ def test_all_images_of_the_repository_are_removed_and_no_other(machine: Path) ->
     assert done.actions == [f"remove {NAME}", "remove gpunodes.dev/gpunodes:0.9"]
     assert (machine / "images").read_text() == "registry.k8s.io/pause:3.10 type sha256:cc\n"
     assert image_loaded.remove("gpunodes.dev/gpunodes", False).actions == []
+
+
+@pytest.mark.parametrize("other", ["", "registry.example/gpunodes:1.0 type sha256:aa\n"], ids=["alone", "another-name"])
+def test_the_name_by_the_id_goes_with_the_last_name(machine: Path, other: str) -> None:
+    """Of containerd: that of Docker has no such names."""
+    others = f"registry.k8s.io/pause:3.10 type sha256:cc\nsha256:dd type sha256:cc\n{other}"
+    (machine / "images").write_text(f"{NAME} type sha256:aa\nsha256:bb type sha256:aa\n{others}")
+    image_loaded.remove("gpunodes.dev/gpunodes", False)
+    left = "sha256:bb type sha256:aa\n" if other or containers.is_docker() else ""
+    assert (machine / "images").read_text() == left + others
 
 
 def test_a_runtime_that_does_not_respond_is_a_problem(machine: Path) -> None:

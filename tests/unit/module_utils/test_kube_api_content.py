@@ -135,3 +135,30 @@ def test_an_error_instead_of_a_log_is_that_of_the_api(monkeypatch: pytest.Monkey
 def test_an_object_with_the_name_log_is_no_log(path: str) -> None:
     assert not kube_api.is_log(path)
     assert kube_api.is_log("/api/v1/namespaces/a/pods/log/log?tailLines=1")
+
+
+class Pages(kube_api.Client):
+    """A list of four objects, of which two are the most that fit; the API server forgets its moment ``gone`` times."""
+
+    def __init__(self, gone: int) -> None:
+        self.gone = gone
+        self.asked: list[str] = []
+
+    def call(self, method: str, path: str, body: Any = None, query: Any = None, *rest: Any, **named: Any) -> Any:
+        assert (method, path, body, rest, named) == ("GET", "/api/v1/pods", None, (), {})
+        first, size = int(query.get("continue", 0)), int(query.get("limit", 4))
+        self.asked.append(f"{first}+{size}")
+        if size > 2:
+            raise kube_api.ApiError(0, "too large") from kube_api.TooLarge()
+        if first and self.gone:
+            self.gone -= 1
+            raise kube_api.ApiError(410, "the provided continue parameter is too old")
+        more = {"continue": str(first + size)} if first + size < 4 else {}
+        return {"metadata": more, "items": [*range(first, min(4, first + size))]}
+
+
+def test_a_list_in_pages_is_read_again_when_its_moment_is_forgotten() -> None:
+    pages = Pages(gone=1)
+    assert pages.get("/api/v1/pods")["items"] == [0, 1, 2, 3]
+    with pytest.raises(kube_api.ApiError, match="too old"):
+        Pages(gone=3).get("/api/v1/pods")

@@ -43,6 +43,29 @@ def test_a_new_kernel_and_the_packages_that_bring_it() -> None:
     assert (chosen["bash"].old, chosen["bash"].new) == ("5.2.15-2+b8", "5.2.15-2+b13")
 
 
+def test_the_parts_of_a_split_kernel_come_with_it() -> None:
+    """Of apt 2.6.1 with the packages of trixie-backports; that the older ones are installed is made up."""
+    found = parse(output("upgrade-debian13-backports.txt"))
+    [release] = found.kernels()
+    parts = {f"linux-{part}-{release}" for part in ("base", "binary", "modules", "image", "headers")}
+    assert {each.name for each in found.of_kernel(release)} == parts
+    # Each needs the others in its own version: one of them alone would bring the kernel.
+    metas = {f"linux-{part}-cloud-amd64" for part in ("base", "modules", "image", "headers")}
+    assert {each.name for each in found.upgrades if each.is_kernel_meta} == metas
+    assert found.chosen([], security=False) == []
+
+
+def test_debug_symbols_are_no_kernel() -> None:
+    names = [f"linux-image-{RELEASE}-dbg", "linux-image-unsigned-6.8.0-45-generic-dbgsym"]
+    assert [Package(name, "", "2").kernel for name in names] == ["", ""]
+    assert Package("linux-image-amd64-dbg", "1", "2").is_kernel_meta
+
+
+def test_other_packages_of_linux_bring_no_kernel() -> None:
+    names = ("linux-base", "linux-base-sgx", "linux-sysctl-defaults", "linux-libc-dev", f"linux-base-{RELEASE}")
+    assert not [name for name in names if Package(name, "1", "2").is_kernel_meta]
+
+
 def test_only_security_updates() -> None:
     found = parse(output("upgrade-debian12.txt"))
     names = {each.name for each in found.chosen([], security=True)}

@@ -35,10 +35,13 @@ class Apt:
     there: dict[str, packages.PackageState] = field(default_factory=dict)
     simulation: str = field(default_factory=lambda: output("upgrade-debian12.txt"))
     removes: str = ""
+    """What apt says when it simulates an installation of exact versions."""
     interrupted: bool = False
     archives: str = "'http://m/x.deb' x.deb 1 MD5Sum:0\n"
     broken: str = ""
     """A package whose configuration fails: it stays on the disk."""
+    image: str = f"vmlinuz-{RELEASE}"
+    """What is there of its kernel, below /boot."""
 
     def run(self, *arguments: str) -> CommandResult:
         words = [each for each in arguments if not each.startswith("-o")]
@@ -60,7 +63,8 @@ class Apt:
                 name, _, version = each.partition("=")
                 self.there[name] = packages.PackageState(version, held=False)
                 if name == self.broken:
-                    (Path(gpu_driver.BOOT) / f"vmlinuz-{RELEASE}").touch()
+                    (Path(gpu_driver.BOOT) / self.image).parent.mkdir(parents=True, exist_ok=True)
+                    (Path(gpu_driver.BOOT) / self.image).touch()
                     return CommandResult(arguments, 100, "", "E: Sub-process /usr/bin/dpkg returned an error code (1)")
             self.simulation = ""
         elif words[0] == "purge":
@@ -128,6 +132,17 @@ def test_packages_come_first_then_the_kernel_then_what_depends_on_it(apt: Apt) -
     assert apt.changes() == []
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_headers_of_a_new_kernel_leave_with_the_driver_as_those_before(apt: Apt, own: bool) -> None:
+    """Those of an administrator stay; gpunodes has those of the running kernel in the ledger if it installed them."""
+    before = ["dkms", *(["linux-headers-6.1.0-41-cloud-amd64"] if own else [])]
+    ledger.Ledger(packages=[*before]).save(ledger.path_of("gpu"))
+    apt.removes = "".join(f"Inst {name} (6.1.192-2 Debian-Security)\n" for name in (*NEW, "linux-kbuild-6.2"))
+    upgrade.apply(Request())
+    new = [NEW[0], "linux-kbuild-6.2"] if own else []
+    assert ledger.load(ledger.path_of("gpu")).packages == [*before, *new]
+
+
 def test_a_kernel_that_the_table_refuses_is_not_installed_and_held(apt: Apt) -> None:
     done = upgrade.apply(Request(refused={RELEASE: "it does not build"}, driver=True))
     assert [call[0] for call in apt.changes()] == ["install", "hold"]
@@ -150,9 +165,19 @@ def test_a_kernel_for_which_dkms_fails_is_removed_before_it_can_boot(apt: Apt, m
     assert f"the kernel {RELEASE} is removed again: nv.c: error for {RELEASE}" in done.notes
 
 
-def test_a_kernel_whose_packages_dkms_fails_is_removed_too(apt: Apt, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("broken", "image"),
+    [
+        (f"linux-image-{RELEASE}", f"vmlinuz-{RELEASE}"),
+        # Of a kernel that is split: its last package copies the image to /boot, and its headers failed before that.
+        (f"linux-headers-{RELEASE}", f"modules/{RELEASE}/vmlinuz"),
+    ],
+)
+def test_a_kernel_whose_packages_dkms_fails_is_removed_too(
+    apt: Apt, monkeypatch: pytest.MonkeyPatch, broken: str, image: str
+) -> None:
     """Debian's hook /etc/kernel/postinst.d/dkms fails the package of a kernel for which a module does not build."""
-    apt.broken = f"linux-image-{RELEASE}"
+    apt.broken, apt.image = broken, image
     monkeypatch.setattr(kernels, "build_driver", lambda release: f"nv.c: error for {release}")
     done = upgrade.apply(Request(driver=True))
     assert [call[0] for call in apt.changes()] == ["install", "install", "purge", "hold"]
@@ -182,15 +207,29 @@ def test_a_kernel_that_an_interrupted_run_left_without_a_driver_is_removed_first
     assert apt.changes() == [["purge", f"linux-image-{RELEASE}", f"linux-headers-{RELEASE}"]]
 
 
+def test_all_parts_of_a_split_kernel_leave_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    new, running = "7.3.4+deb13-cloud-amd64", "7.2.12+deb13-cloud-amd64"
+    states = {"base": "installed", "binary": "installed", "headers": "half-configured", "image": "half-configured"}
+    listing = "".join(
+        f"{state} linux-{part}-{new}\ninstalled linux-{part}-{running}\n" for part, state in states.items()
+    )
+    listing += "installed linux-headers-7.3.4+deb13-common\nconfig-files linux-image-7.1.2+deb13-cloud-amd64\n"
+    monkeypatch.setattr(kernels, "run", lambda argv, *_: CommandResult(argv, 0, listing, ""))
+    monkeypatch.setattr(kernels, "has_driver", lambda _: False)
+    monkeypatch.setattr("platform.release", lambda: running)
+    assert kernels.half_installed() == [f"linux-{part}-{new}" for part in states]
+
+
 @pytest.mark.parametrize(
     ("running", "package"),
     [
         ("6.12.57+deb13-amd64", "linux-headers-6.12.57+deb13-common"),
         ("6.12.57+deb13-amd64", "linux-headers-6.12.57+deb13-amd64"),
         ("6.8.0-45-generic", "linux-headers-6.8.0-45"),
+        ("6.12.57+deb13-amd64", "linux-image-6.12.57+deb13-amd64-dbg"),
     ],
 )
-def test_headers_of_the_running_kernel_are_never_removed(
+def test_packages_of_the_running_kernel_are_never_removed(
     running: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "linux-headers-6.8.0-4"

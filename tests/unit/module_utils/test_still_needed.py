@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from gpunodes.ansible.module_utils import ledger, lock, packages, still_needed, undo
+from gpunodes.ansible.module_utils import in_use, ledger, lock, nfs_clients, packages, still_needed, undo
 from gpunodes.ansible.module_utils.host import services, users
 from gpunodes.ansible.module_utils.package_listings import parse_rpm_test
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -139,6 +139,88 @@ def test_services_users_and_folders_of_a_package_stay_with_it(
     assert "remove the user nvpd" in actions
     assert "remove the group docker" in actions
     assert (state.exists(), images.exists(), other.exists()) == (True, True, False)
+
+
+NFT = ("nftables", "libnftables1", "libnftnl11")
+
+
+@pytest.fixture
+def ruleset(machine: Packages, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """nftables came with the NFS client, one of its libraries with iptables; whether its service is enabled."""
+    installed_later(machine, *NFT)
+    machine.needs |= {"nftables": ["libnftables1"], "libnftables1": ["libnftnl11"]}
+    ledger.Ledger(packages=["kubelet", "iptables", "libnftnl11"]).save()
+    ledger.Ledger(packages=["nftables", "libnftables1"]).save(ledger.path_of("nfs_client"))
+    state = {"enabled": True, "active": True}
+    monkeypatch.setattr(services, "states", lambda names: dict.fromkeys(names, state))
+    return state
+
+
+@pytest.mark.usefixtures("ruleset")
+def test_a_ruleset_that_an_administrator_loads_at_boot_stays(machine: Packages) -> None:
+    """A purge of nftables deletes /etc/nftables.conf: the machine would boot without its firewall."""
+    note = "nftables stays: its service is enabled, and loads a ruleset that gpunodes did not write"
+    undoer = undo.Undoer()
+    undoer.run()
+    assert ({*machine.there}, undoer.notes) == ({*NFT}, [note])
+
+
+def test_the_ledger_gets_a_package_that_an_administrator_configured(
+    machine: Packages, ruleset: dict[str, bool]
+) -> None:
+    undo.Undoer(section="nfs_client").run()
+    assert {*NFT} <= {*machine.there}
+    ruleset["enabled"] = False
+    undoer = undo.Undoer()
+    undoer.run()
+    assert (machine.there, undoer.notes) == ({}, [])
+
+
+@pytest.fixture
+def exports(machine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A server that gpunodes installed, with the exports of its share; the file for those of others."""
+    installed_later(machine, "nfs-kernel-server", "nfs-common")
+    machine.needs["nfs-kernel-server"] = ["nfs-common"]
+    machine.files["nfs-kernel-server"] = ["/usr/lib/systemd/system/nfs-server.service"]
+    theirs, own = tmp_path / "exports", tmp_path / "exports.d" / "gpunodes.exports"
+    own.parent.mkdir()
+    own.write_text("/srv/training 192.0.2.1(rw)\n")
+    theirs.write_text("# /srv/homes hostname1(rw)\n\n")
+    monkeypatch.setattr(in_use, "EXPORTS", str(theirs))
+    monkeypatch.setattr(in_use, "OWN_EXPORTS", str(own))
+    on = {"enabled": True, "active": True}
+    monkeypatch.setattr(services, "states", lambda names: dict.fromkeys(names, on))
+    section = ledger.Ledger(packages=["nfs-kernel-server", "nfs-common"])
+    section.note_service("nfs-server", {"enabled": False, "active": False})
+    section.note_file(str(own), ledger.OldFile(None))
+    section.save(ledger.path_of("nfs_server"))
+    return theirs
+
+
+@pytest.mark.parametrize("name", ["exports", "exports.d/theirs.exports"])
+def test_a_server_with_exports_of_others_stays(
+    machine: Packages, exports: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ran, run = answers()
+    monkeypatch.setattr(undo, "run", run)
+    other = exports.parent / name
+    other.write_text("# homes\n/srv/homes 192.0.2.0/24(rw)\n")
+    assert not nfs_clients.is_removed()
+    undoer = undo.Undoer(section="nfs_server")
+    actions = undoer.run()
+    assert {"nfs-kernel-server", "nfs-common"} <= {*machine.there}
+    assert undoer.notes == [f"nfs-kernel-server stays: {other} has exports that gpunodes did not write"]
+    assert not [each for each in actions if "nfs-server" in each]
+    assert [path.name for path in (exports.parent / "exports.d").iterdir()] == [other.name] * (other != exports)
+    assert ["exportfs", "-ra"] in ran, "it no longer serves the share"
+
+
+@pytest.mark.usefixtures("exports")
+def test_a_server_without_other_exports_goes(machine: Packages) -> None:
+    assert nfs_clients.is_removed()
+    undoer = undo.Undoer(section="nfs_server")
+    assert "stop nfs-server" in undoer.run()
+    assert ({*machine.there}, undoer.notes) == ({*OURS}, [])
 
 
 def test_a_removal_that_apt_cannot_simulate_changes_nothing(machine: Packages, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,6 +387,14 @@ def test_status_shows_the_members_of_etcd() -> None:
     assert text.endswith("warning: w")
 
 
+def test_members_that_the_control_plane_in_use_does_not_know_are_those_of_another_one() -> None:
+    unknown, known = {"problem": "etcd does not run", "members": []}, {"problem": "", "members": [MEMBER]}
+    members, problem = cluster_status.known_members({"cp-3": {}, "cp-2": known, "cp-1": unknown}, "cp-1")
+    assert ([each.name for each in members], problem) == (["control-1"], "")
+    assert cluster_status.known_members({"cp-1": unknown, "cp-2": unknown}, "cp-1") == ([], "etcd does not run")
+    assert cluster_status.known_members({}, "cp-1") == ((), "they were not reported")
+
+
 @pytest.mark.parametrize("report", [{}, {"problem": "", "members": [{**MEMBER, "id": "x y"}]}, {"members": []}])
 def test_an_invalid_report_of_members_is_a_sentence(report: Any) -> None:
     members, problem = cluster_status.members(report)

@@ -289,6 +289,19 @@ def test_a_server_that_is_a_node_is_locked_as_one(place: Cluster, monkeypatch: p
     assert len(place.steps) == 2
 
 
+def test_what_a_server_says_is_in_its_result(place: Cluster, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    """Why packages stay, or that the ports of a firewall open later."""
+    note = "nfs-common stays: autofs, which gpunodes did not install, needs it"
+    for machine in ("nas-1", "w1"):
+        Path("hosts.yml").write_text(INVENTORY % machine)
+        result = MachineResult(machine, Outcome.CHANGED, changes=["Remove"], notes=[note])
+        monkeypatch.setattr(server, "run", lambda *_, result=result, **__: ({}, result))
+        assert note in run("down", "--yes")[1]
+        found = {each["name"]: each["notes"] for each in json.loads(run("down", "--yes", "--json")[1])["machines"]}
+        assert {name: notes for name, notes in found.items() if notes} == {machine: [note]}
+    assert place.steps
+
+
 def test_what_changes_on_a_server_that_is_a_node_is_in_its_result(
     place: Cluster, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
@@ -367,4 +380,26 @@ def test_a_failed_server_is_one_sentence(place: Cluster, tmp_path: Path, monkeyp
     with pytest.raises(Exception, match=r"nas-1: .*does not support NFS export; wanted: a machine that serves"):
         server.run(inventory, machine, "storage up", state="present", dry_run=True)
     assert plays == [("storage_server.yml", ["control-1", "nas-1"], {"nfs_server_state": "present"})]
+    assert place.steps == []
+
+
+def test_the_notes_of_the_server_s_modules_are_its_own(
+    place: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(control_planes, "choose", lambda i: control_planes.Choice(i.control_planes()[0]))
+    monkeypatch.setattr(server, "_claimed", lambda *_, **__: contextlib.nullcontext())
+    Path("hosts.yml").write_text(INVENTORY % "nas-1")
+
+    def play(_: runner.Play, folder: Path, on_event: Any, *__: Any) -> runner.PlayResult:
+        for name, notes in (("nas-1", ["it stays"]), ("control-1", ["another's"]), ("nas-1", "no list")):
+            on_event(TaskEnded(name, "nfs_server", "Remove", Outcome.UNCHANGED, 1.0, {"notes": notes}))
+        return runner.PlayResult(True, False, folder / "stdout")
+
+    monkeypatch.setattr(runner, "run", play)
+    inventory = Inventory(Path("hosts.yml"))
+    _, result = server.run(inventory, inventory.machines(Role.STORAGE)[0], "storage down", state="absent", dry_run=True)
+    assert (list(result.notes), result.outcome) == (["it stays"], Outcome.UNCHANGED)
     assert place.steps == []

@@ -55,6 +55,8 @@ def test_keepalived_of_a_control_plane() -> None:
     assert config.mode == "0600"
     # Without it any pod may end the address, in messages of its node.
     assert "\n    check_unicast_src\n" in config.content
+    # One without others: a router of the network with the same id is in VRRP's own group, 224.0.0.18.
+    assert "\n    vrrp_mcast_group4 224.0.0.254\n" in config.content
     assert "state BACKUP\n    nopreempt\n    interface eth0\n    virtual_router_id 10\n" in config.content
     assert "10.0.0.10/32 dev eth0" in config.content
     assert "auth" not in config.content

@@ -99,6 +99,15 @@ def test_a_refused_kernel_is_held_once() -> None:
     assert (list(after.refused), after.held, after.needed(reboot=True)) == ([RELEASE], True, "")
 
 
+def test_a_refused_kernel_that_is_split_is_held_by_what_is_installed() -> None:
+    """The first kernel of Debian's backports with parts brings a package for each of them, which nothing can hold."""
+    parts = [package(f"linux-{part}-cloud-amd64", "", meta=True) for part in ("base", "modules")]
+    only = {**PENDING, "packages": [*PENDING["packages"][4:], *parts], "held": ["linux-image-cloud-amd64"]}
+    after = planned("a", facts(), only, security=False)
+    assert (list(after.refused), after.held, after.needed(reboot=True)) == ([RELEASE], True, "")
+    assert after.packages == []
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gpunodes import settings
-from gpunodes.ansible.module_utils import data_directory
+from gpunodes.ansible.module_utils import data_directory, in_use
 from gpunodes.ansible.module_utils.host.spec import data_folders
 from gpunodes.errors import WrongInput
 from gpunodes.model import Role
@@ -90,7 +90,7 @@ def test_a_server_exports_to_addresses_only_and_as_the_same_file_system_for_ever
     found = storage.server("apt", [GIVEN, OWN], ["10.0.0.2", "10.0.0.1", "node-1", "127.0.0.1", "*"])
     assert [package.name for package in found.software.packages] == ["nfs-kernel-server"]
     [file] = found.exports.files
-    assert file.path == "/etc/exports.d/gpunodes.exports"
+    assert file.path == in_use.OWN_EXPORTS == "/etc/exports.d/gpunodes.exports"
     [line] = file.content.splitlines()[1:]
     path, *clients = line.split(" ")
     assert path == "/srv/scratch"

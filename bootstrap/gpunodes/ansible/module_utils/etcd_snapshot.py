@@ -138,8 +138,9 @@ def members() -> dict[str, Any]:
     """All members, as the module ``etcd_members`` returns them; a problem is a part of the result."""
     try:
         listed = status()
-        # A member that does not respond is missing here; etcdctl then ends with an error, and prints the others.
-        done = etcdctl.run(["endpoint", "status", "--cluster"])
+        # A member that does not respond is missing here; etcdctl then ends with an error, and prints the others. It
+        # asks one after the other, and prints nothing if it is ended before the last one.
+        done = etcdctl.run(["endpoint", "status", "--cluster"], requests=1 + len(listed["members"]))
         responding = {}
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for each in json.loads(done.out):

@@ -32,14 +32,19 @@ def container() -> str:
     return found[0]
 
 
-def run(words: Sequence[str], endpoints: Sequence[str] = (HERE,), limit_s: int = _LIMIT_S) -> CommandResult:
-    """Run etcdctl, which writes JSON; raises MachineProblem if etcd does not run on this machine."""
+def run(
+    words: Sequence[str], endpoints: Sequence[str] = (HERE,), limit_s: int = _LIMIT_S, requests: int = 1
+) -> CommandResult:
+    """Run etcdctl, which writes JSON; raises MachineProblem if etcd does not run on this machine.
+
+    ``limit_s`` is for each of its ``requests``, which follow one another.
+    """
     command = [
         *("etcdctl", f"--endpoints={','.join(endpoints)}", f"--command-timeout={limit_s}s", f"--cacert={PKI}/ca.crt"),
         *(f"--cert={PKI}/healthcheck-client.crt", f"--key={PKI}/healthcheck-client.key", "--write-out=json"),
         *words,
     ]
-    return containers.execute(container(), command, limit_s + _MARGIN_S)
+    return containers.execute(container(), command, requests * limit_s + _MARGIN_S)
 
 
 def must(words: Sequence[str], endpoints: Sequence[str] = (HERE,), limit_s: int = _LIMIT_S) -> str:

@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 from . import causes, gpu_facts
 from .causes import Program
 from .host import gpu_driver
+from .host import images as containerd_images
 from .probe import smi
 from .probe.options import ProbeOptions
 from .problem import MachineProblem
@@ -221,9 +222,9 @@ def pull(runtime: str, image: str) -> CommandResult:
         found = run(["docker", "image", "inspect", "--format", "{{.Id}}", image])
         return found if found.ok else run(["docker", "pull", "--quiet", image], _PULL_LIMIT_S)
     found = run([*_CTR, "images", "ls", "-q", f"name=={image}"])
-    if found.out.strip():
+    if found.out.strip() and not containerd_images.was_interrupted(image):
         return found
-    return run([*_CTR, "images", "pull", "--hosts-dir", "/etc/containerd/certs.d", image], _PULL_LIMIT_S)
+    return containerd_images.pull(image, _PULL_LIMIT_S)
 
 
 _CTR = ("ctr", "--namespace", _NAMESPACE)

@@ -23,8 +23,11 @@ _CONNECT_S = 5
 _PATIENCE_S = 60
 NOT_FOUND = 404
 _CONFLICT = 409
+_GONE = 410
 _AT_ONCE = 50
 """Objects of one page, of a list that is too large for one response."""
+_STARTS = 3
+"""How often such a list is begun: the API server forgets its moment after some minutes."""
 # Statuses of a busy or starting API server: 403 before it has loaded its roles (the administrator may do everything),
 # 429 too many requests, 500 etcd timed out, 503 and 504.
 _TEMPORARY = frozenset({0, 403, 429, 500, 503, 504})
@@ -116,14 +119,17 @@ class Client:
         return self._in_pages(path, query)
 
     def _in_pages(self, path: str, query: dict[str, str]) -> Any:
-        """A list whose objects users of a namespace made so large."""
+        """A list whose objects users of a namespace made so large; read again if the API server forgot its moment."""
         items: list[Any] = []
-        at_once, token = _AT_ONCE, ""
+        at_once, token, starts = _AT_ONCE, "", 1
         while True:
             page_query = {**query, "limit": str(at_once), **({"continue": token} if token else {})}
             try:
                 page = self.call("GET", path, query=page_query)
             except ApiError as error:
+                if error.status == _GONE and starts < _STARTS:
+                    items, token, starts = [], "", starts + 1
+                    continue
                 if not error.is_too_large or at_once == 1:
                     raise
                 at_once = max(1, at_once // 4)

@@ -6,7 +6,7 @@ import os
 import re
 import time
 
-from . import disk, ledger
+from . import disk, in_use, ledger
 from .problem import MachineProblem
 from .sockets import peers
 
@@ -18,9 +18,14 @@ _SHOWN = 3
 
 
 def is_removed() -> bool:
-    """Whether the server ends when gpunodes undoes its changes: it was not there, or did not run, before."""
+    """Whether the server ends when gpunodes undoes its changes: it was not there, or did not run, before.
+
+    One that gpunodes installed stays for exports of others.
+    """
     found = ledger.load(ledger.path_of("nfs_server"))
-    return bool(found.packages) or not found.services.get(SERVICE, {"active": True})["active"]
+    if found.packages:
+        return not in_use.other_exports()
+    return not found.services.get(SERVICE, {"active": True})["active"]
 
 
 def check_unused(limit_s: float) -> None:

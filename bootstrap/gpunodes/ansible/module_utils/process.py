@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from .problem import MachineProblem
 
@@ -81,7 +82,7 @@ def run(
 ) -> CommandResult:
     """Run ``argv`` without a shell in the C locale; a missing or slow program is a result, not an exception.
 
-    A program that survives its kill, because it hangs in the kernel, is left behind: nothing here waits for ever.
+    A program that outlives its kill, because it waits in the kernel, is left behind: nothing here waits for ever.
     """
     return _run(argv, _Limits(timeout_s), stdin, environment)
 
@@ -152,12 +153,24 @@ def _wait(process: subprocess.Popen[str], limits: _Limits, stdin: str = "") -> t
         except subprocess.TimeoutExpired as error:
             is_late = time.monotonic() >= deadline or (limits.while_heard and is_disconnected())
             if has_ended or is_late:
-                process.poll()
-                return _text(error.stdout), _text(error.stderr)
+                ended = process.poll() is not None
+                return (
+                    _text(error.stdout, process.stdout if ended else None),
+                    _text(error.stderr, process.stderr if ended else None),
+                )
 
 
-def _text(output: str | bytes | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+def _text(output: str | bytes | None, stream: IO[str] | None) -> str:
+    """What was read of an output, and what of ``stream`` is there to be read at once.
+
+    Python does not read that after a time limit: where this process itself got no time, it is all of the output.
+    """
+    text = output.encode() if isinstance(output, str) else output or b""
+    if stream and not stream.closed:
+        os.set_blocking(stream.fileno(), False)
+        with contextlib.suppress(OSError):
+            text += os.read(stream.fileno(), _PIPE)
+    return text.decode(errors="replace")
 
 
 def _kill(process: subprocess.Popen[str], name: str, *, alone: bool) -> str:
@@ -175,14 +188,16 @@ def _kill(process: subprocess.Popen[str], name: str, *, alone: bool) -> str:
     # With a return code set, Python does not wait for the process when it exits.
     process.returncode = -signal.SIGKILL
     if not alone:
-        LEFT_BEHIND.append(f"process {process.pid}, {name}, was killed and hangs in the kernel")
-    return f"; killed, it hangs in the kernel and is left behind (see /proc/{process.pid}/stack)"
+        LEFT_BEHIND.append(f"process {process.pid}, {name}, was killed and did not end")
+    return f"; killed, it did not end within {_DIES_S:.0f} s and is left behind (see /proc/{process.pid}/stack)"
 
 
 _CHECK_S = 1.0
 """Seconds between two checks of the connection to the controller, and for the last output of a program."""
+_PIPE = 1 << 20
+"""The most bytes in a pipe (pipe(7), /proc/sys/fs/pipe-max-size)."""
 _DIES_S = 2.0
-"""Seconds in which a killed program ends, unless it hangs in the kernel (uninterruptible sleep)."""
+"""Seconds in which a killed program ends, unless it waits in the kernel (uninterruptible sleep)."""
 
 
 def must(

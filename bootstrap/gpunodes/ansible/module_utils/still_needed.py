@@ -1,4 +1,4 @@
-"""Packages of gpunodes that packages of others need by now: they stay when gpunodes leaves a machine.
+"""Packages of gpunodes that others need by now, packages or an administrator: they stay when gpunodes leaves a machine.
 
 A package manager that removes a package removes all that depend on it, those of others too.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from . import in_use
 from .ledger import Ledger
 from .packages import Manager
 
@@ -22,23 +23,29 @@ class Needed:
 
     packages: Sequence[str] = ()
     by: Sequence[str] = ()
+    configured: Mapping[str, str] = field(default_factory=dict)
+    """Those of the packages that an administrator has configured, with the reason why they stay."""
 
-    def note(self, known: Collection[str]) -> str:
-        """The sentence for the user, "" if only packages in ``known`` need them, which gpunodes installed."""
+    def notes(self, known: Collection[str]) -> list[str]:
+        """The sentences for the user; none if only packages in ``known`` need them, which gpunodes installed."""
+        found = [f"{name} stays: {why}" for name, why in self.configured.items()]
         others = [name for name in self.by if name not in known]
-        if not others:
-            return ""
-        stay, need = ("stays", "it") if len(self.packages) == 1 else ("stay", "them")
-        verb = "needs" if len(others) == 1 else "need"
-        return f"{_listed(self.packages)} {stay}: {_listed(others)}, which gpunodes did not install, {verb} {need}"
+        kept = [name for name in self.packages if name not in self.configured]
+        if others and kept:
+            stay, need = ("stays", "it") if len(kept) == 1 else ("stay", "them")
+            verb = "needs" if len(others) == 1 else "need"
+            found.append(f"{_listed(kept)} {stay}: {_listed(others)}, which gpunodes did not install, {verb} {need}")
+        return found
 
 
 def find(manager: Manager, names: Sequence[str], going: Collection[str]) -> Needed:
     """Those of the installed packages ``names`` that are not removed, because packages not in ``going`` depend on them.
 
-    The package manager simulates the removal, once if all of them can go. Raises MachineProblem if it cannot.
+    And those that an administrator has configured, with what they depend on. The package manager simulates the removal,
+    once if all of them can go. Raises MachineProblem if it cannot.
     """
-    kept: list[str] = []
+    configured = in_use.why(names)
+    kept: list[str] = [*configured]
     by: list[str] = []
     removable: list[str] = []
 
@@ -54,9 +61,10 @@ def find(manager: Manager, names: Sequence[str], going: Collection[str]) -> Need
             sort(part[: len(part) // 2])
             sort(part[len(part) // 2 :])
 
-    if names:
-        sort(names)
-    return Needed([name for name in names if name in kept], [name for name in by if name not in kept])
+    if left := [name for name in names if name not in configured]:
+        sort(left)
+    packages = [name for name in names if name in kept]
+    return Needed(packages, [name for name in by if name not in kept], configured)
 
 
 def take(ledger: Ledger, manager: Manager, kept: Sequence[str]) -> Ledger:

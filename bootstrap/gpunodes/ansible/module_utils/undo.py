@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
-from . import data_directory, disk, firewall, ledger, lock, packages, still_needed, tree
+from . import data_directory, disk, firewall, in_use, ledger, lock, packages, still_needed, tree
 from .firewalls import firewalld, nftables, ufw
 from .firewalls.wanted import MARK
 from .host import gpu_driver, kernel, proxies, services, swap, users
@@ -47,6 +47,8 @@ class Undoer:
         self.ledger = ledger.load(ledger.path_of(section))
         self.going = {*self.ledger.packages}
         """The packages that this run removes, those of other sections too."""
+        self.kept: set[str] = set()
+        """Those of them that stay."""
         self.alone = bool(section)
         """Whether the section is undone without the others."""
 
@@ -60,7 +62,7 @@ class Undoer:
         self.check_unmounted()
         self.going.update(*(section.going for section in sections))
         for section in sections:
-            section.going, section.alone = self.going, False
+            section.going, section.kept, section.alone = self.going, self.kept, False
             self.actions += section.run()
             self.differences += section.differences
             self.notes += section.notes
@@ -223,7 +225,7 @@ class Undoer:
                 self._do(f"remove the group {name}", partial(run, ["groupdel", name]), _gone("groups", name))
 
     def _keep(self) -> None:
-        """Leave out the packages that others need, before anything is undone.
+        """Leave out the packages that others need or have configured, before anything is undone.
 
         A later undo has those of a section: its ledger gets them. After all is undone they are the administrator's.
         """
@@ -235,7 +237,8 @@ class Undoer:
             return
         paths = [ledger.path_of(each) for each in ("", *ledger.SECTIONS) if each != self.section]
         others = {path: ledger.load(path) for path in paths if os.path.exists(path)}
-        self.notes += filter(None, [needed.note(self.going.union(*(each.packages for each in others.values())))])
+        self.notes += needed.notes(self.going.union(*(each.packages for each in others.values())))
+        self.kept.update(needed.packages)
         taken = still_needed.take(self.ledger, manager, needed.packages)
         if self.alone and others and not self.check:
             path = max(others, key=lambda path: len({*needed.by} & {*others[path].packages}))
@@ -244,8 +247,9 @@ class Undoer:
 
     def _needed(self, manager: packages.Manager) -> still_needed.Needed:
         present = manager.installed(self.ledger.packages)
+        names = [name for name in self.ledger.packages if name in present]
         try:
-            return still_needed.find(manager, [name for name in self.ledger.packages if name in present], self.going)
+            return still_needed.find(manager, names, self.going - self.kept)
         except MachineProblem:
             if self.check:
                 return still_needed.Needed()  # The package manager was interrupted, and only a real run completes that.
@@ -294,6 +298,8 @@ class Undoer:
         if not self.check:
             run(["systemctl", "daemon-reload"])
             run(["systemctl", "reset-failed", *self.ledger.services])
+            if in_use.OWN_EXPORTS in self.ledger.files:
+                run(["exportfs", "-ra"])
 
     def _folders(self) -> list[str]:
         """The existing folders that gpunodes or its software created, innermost first."""

@@ -16,7 +16,7 @@ description:
     the result.
 options:
   deadline:
-    description: Seconds after which the probe ends.
+    description: Seconds after which the probe ends. With less than 25, a hang that has just begun is not certain.
     type: int
     default: 30
   expected_gpus:
@@ -41,7 +41,7 @@ author:
 EXAMPLES = r"""
 - name: Probe the machine
   gpunodes.bootstrap.gpu_probe:
-    deadline: 20
+    deadline: 40
   register: probe
 
 - name: Report the machine's health

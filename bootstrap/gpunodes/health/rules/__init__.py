@@ -26,23 +26,25 @@ RULES: tuple[Rule, ...] = (
         "A task hangs in the NVIDIA driver",
         "the kernel's report of a hung task, of the owner of what it waits for, or of a task that does not freeze:"
         " an nvidia module's frame in its stack, or a thread of the kernel with a name of the driver's",
-        "reboot; watch if a live machine's log has the name without a stack",
+        "reboot; watch if a live machine's log has the name without a stack, or the thread sleeps no more",
         HUNG_TASK,
         hung.hung_in_driver,
     ),
     Rule(
         "task-in-driver",
         "A thread is in uninterruptible sleep in the NVIDIA driver",
-        f"threads in state D for {STUCK_S:.0f} s, or for less with a stuck nvidia-smi or hung tasks missing in the log",
-        "reboot; watch if it has just begun",
+        f"threads in state D that have not woken for {STUCK_S:.0f} s; the probe watches younger ones until then",
+        "reboot; watch if they wake, or if gpunodes' time limit comes first",
         HUNG_TASK,
         hung.task_in_driver,
     ),
     Rule(
         "smi-stuck",
         "nvidia-smi does not finish",
-        "gpunodes' own nvidia-smi after its deadline, or another one in the driver; in state D its stack shows where",
-        "reboot; reset_gpu if it is not in state D; watch if it waits for NFS, or elsewhere outside the driver",
+        "gpunodes' own nvidia-smi after its deadline, or another one in the driver; in state D its stack shows where; "
+        f"it has neither written nor woken for {hung.SMI_STILL_S:.0f} s, "
+        f"or exists for {hung.SMI_SLOW_S / 60:.0f} minutes",
+        "reboot; reset_gpu if it is not in state D; watch if it moved, waits for NFS, or elsewhere outside the driver",
         HUNG_TASK,
         hung.smi_stuck,
     ),

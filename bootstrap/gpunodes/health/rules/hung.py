@@ -8,19 +8,47 @@ from collections.abc import Iterator, Sequence
 from gpunodes.ansible.module_utils.probe.known import FILE_WAIT, STUCK_S, in_driver
 from gpunodes.health import patterns
 from gpunodes.health.evidence import clean
-from gpunodes.health.facts import Facts
+from gpunodes.health.facts import Facts, Smi
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, State
 from gpunodes.health.rules.rule import Rule, RuleInput
+
+SMI_STILL_S = 15.0
+"""A nvidia-smi that has not moved for so many seconds, of the 20 s that it has, hangs."""
+SMI_SLOW_S = 300.0
+"""A nvidia-smi that exists for so many seconds hangs, even if it moves: the driver can poll for a dead GPU."""
 
 
 def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.HUNG_TASK)
-    if proven := _proven(data, records):
-        tasks = ", ".join(record.detail for record in proven[:5])
-        message = f"Stuck in the NVIDIA driver: {tasks}."
+    left = [record for record in records if not _went_on(data.facts, record)]
+    if proven := _proven(data, left):
+        message = f"Stuck in the NVIDIA driver: {_tasks(proven)}."
         yield rule.finding(Action.REBOOT, message, *_proven_first(proven), state=State.HUNG, hung=True)
+    elif left:
+        yield _named(rule, left)
     elif records:
-        yield _named(rule, records)
+        message = f"Was stuck in the NVIDIA driver, and went on or ended since: {_tasks(records)}."
+        yield rule.finding(Action.NONE, message, *records, watch=True)
+
+
+def _tasks(records: Sequence[LogRecord]) -> str:
+    """The first tasks of the records, for a message."""
+    return ", ".join(filter(None, (record.detail for record in records[:5])))
+
+
+def _went_on(facts: Facts | None, record: LogRecord) -> bool:
+    """Whether a thread that the kernel reported sleeps no more, by a probe that saw all threads.
+
+    The report stays in the log until the next boot. Only a report of the thread itself counts: what it waited for may
+    be held by one that runs.
+    """
+    pid = record.detail.rpartition(":")[2]
+    of_itself = bool(record.evidence) and " blocked for more than " in record.evidence[0]
+    if facts is None or not of_itself or not pid.isdigit():
+        return False
+    if any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):
+        return False
+    return not any(task.pid == int(pid) and task.state == "D" for task in facts.tasks)
 
 
 def _proven(data: RuleInput, records: Sequence[LogRecord]) -> list[LogRecord]:
@@ -32,8 +60,8 @@ def _proven(data: RuleInput, records: Sequence[LogRecord]) -> list[LogRecord]:
 
 
 def _named(rule: Rule, records: Sequence[LogRecord]) -> Finding:
-    tasks = ", ".join(record.detail for record in records[:5])
-    message = f"Stuck, with a name of the driver's but without a stack that shows where: {tasks}. Check again later."
+    message = "Stuck, with a name of the driver's but without a stack that shows where: "
+    message += f"{_tasks(records)}. Check again later."
     return rule.finding(Action.NONE, message, *records, watch=True)
 
 
@@ -56,8 +84,7 @@ def task_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     # The frame of the driver first: the stack begins with the kernel's own functions.
     stack = sorted(task.stack, key=lambda frame: not _has_frame(frame))
     name = f"{clean(task.name.encode(errors='replace'))} ({task.pid})"
-    smi_hangs = facts.smi.status in {"stuck", "timeout"} and not _waits_elsewhere(facts)
-    if task.age_s >= STUCK_S or smi_hangs or _unlogged_hung_tasks(data):
+    if task.age_s >= STUCK_S:
         message = f"{name} is in uninterruptible sleep in the NVIDIA driver and cannot be killed."
         yield rule.finding(Action.REBOOT, message, evidence=stack, state=State.HUNG, hung=True)
     else:
@@ -96,6 +123,13 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     if waits := _waits_elsewhere(data.facts):
         message = f"nvidia-smi ({smi.pid}) waits for {waits}, not for the driver: check again later."
         yield rule.finding(Action.NONE, message, watch=True, evidence=smi.stack)
+    elif _moves(smi):
+        # On a healthy H200, 150 programs that start at once are enough.
+        message = (
+            f"nvidia-smi did not finish within {smi.took_s:.0f} s, and had moved {smi.still_s:.1f} s before the end."
+            " A driver that many programs use can be this slow: check again later."
+        )
+        yield rule.finding(Action.NONE, message, watch=True)
     elif smi.task_state == "D":
         message = f"nvidia-smi ({smi.pid}) is in uninterruptible sleep; gpunodes does not start a second one."
         yield rule.finding(Action.REBOOT, message, state=State.HUNG, hung=True)
@@ -104,14 +138,14 @@ def smi_stuck(rule: Rule, data: RuleInput) -> Iterator[Finding]:
         yield rule.finding(Action.RESET_GPU, message, state=State.SICK)
 
 
-def _unlogged_hung_tasks(data: RuleInput) -> int:
-    """The number of hung tasks that the kernel has counted, if its log reports no hung task at all."""
-    count = data.facts.hung_detected if data.facts else None
-    return 0 if data.of_kinds(LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK) else count or 0
+def _moves(smi: Smi) -> bool:
+    """Whether nvidia-smi was slow, or gpunodes gave up early, but it did not hang. Some minutes are too slow."""
+    return smi.still_s is not None and smi.still_s < SMI_STILL_S and smi.took_s < SMI_SLOW_S
 
 
 def silent_hung_tasks(rule: Rule, data: RuleInput) -> Iterator[Finding]:
-    if count := _unlogged_hung_tasks(data):
+    count = data.facts.hung_detected if data.facts else None
+    if count and not data.of_kinds(LineKind.HUNG_TASK, LineKind.OTHER_HUNG_TASK):
         message = f"The kernel has counted {count} hung tasks, but its log does not show them."
         yield rule.finding(Action.NONE, message, watch=True)
 
@@ -128,8 +162,8 @@ def soft_lockup_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 def driver_crashed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.CRASH)
     if proven := _proven(data, records):
-        tasks = ", ".join(filter(None, (record.detail for record in proven[:5]))) or "unknown"
-        message = f"The kernel ended a task inside the NVIDIA driver, with the driver's locks: {tasks}."
+        message = "The kernel ended a task inside the NVIDIA driver, with the driver's locks: "
+        message += f"{_tasks(proven) or 'unknown'}."
         yield rule.finding(Action.REBOOT, message, *_proven_first(proven))
     elif records:
         yield _named(rule, records)

@@ -80,9 +80,8 @@ class PlaybookWork(abc.ABC):
             if isinstance(event, TaskEnded) and event.outcome.is_failure:
                 failures.append(event)
             elif isinstance(event, TaskEnded) and event.machine == target.name:
-                notes = event.result.get("notes")
                 # What it did otherwise than it was asked to, such as a kernel that it holds.
-                for note in dict.fromkeys(map(str, notes)) if isinstance(notes, list) else ():
+                for note in dict.fromkeys(event.notes):
                     target.report(note)
             elif isinstance(event, TaskStarted) and event.machine == target.name and event.task in LONG_TASKS:
                 target.report(LONG_TASKS[event.task])

@@ -123,14 +123,18 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
 
 
 def _with_servers(served: Sequence[MachineResult], nodes: Sequence[MachineResult]) -> list[MachineResult]:
-    """The results of servers that are no nodes, then those of nodes, with the changes of a server that is one."""
-    changes = {each.name: each.changes for each in served}
+    """The results of servers that are no nodes, then those of nodes.
+
+    With the changes and notes of a server that is one.
+    """
+    servers = {each.name: each for each in served}
     names = {each.name for each in nodes}
     found = [each for each in served if each.name not in names]
     for each in nodes:
-        own = changes.get(each.name, ())
-        outcome = Outcome.CHANGED if own and each.outcome is Outcome.UNCHANGED else each.outcome
-        found.append(replace(each, outcome=outcome, changes=(*own, *each.changes)))
+        own = servers.get(each.name, MachineResult(each.name, Outcome.UNCHANGED))
+        outcome = Outcome.CHANGED if own.changes and each.outcome is Outcome.UNCHANGED else each.outcome
+        notes = (*own.notes, *each.notes)
+        found.append(replace(each, outcome=outcome, changes=(*own.changes, *each.changes), notes=notes))
     return found
 
 

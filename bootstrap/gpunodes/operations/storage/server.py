@@ -26,6 +26,7 @@ def run(
     control = control_planes.choose(inventory).machine
     failures: list[TaskEnded] = []
     changed: list[str] = []
+    notes: list[str] = []
     facts: dict[str, Any] = {}
 
     def on_event(event: Event) -> None:
@@ -35,6 +36,8 @@ def run(
             failures.append(event)
         elif event.machine == machine.name and event.outcome is Outcome.CHANGED:
             changed.append(event.task)
+        if event.machine == machine.name:
+            notes.extend(event.notes)
         found = event.result.get("host_facts")
         if event.machine == machine.name and isinstance(found, Mapping) and not reports.machine_problem(found):
             facts.update(found)
@@ -53,7 +56,7 @@ def run(
         wanted = "a machine that serves the shares" if state == "present" else "a machine that no longer serves them"
         raise GpunodesError(cause, wanted, f"run the same command again; the log is {ended.log}")
     outcome = Outcome.CHANGED if changed else Outcome.UNCHANGED
-    return facts, MachineResult(machine.name, outcome, changes=changed)
+    return facts, MachineResult(machine.name, outcome, changes=changed, notes=notes)
 
 
 def _claimed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,12 @@ _NO_NETWORK_S = 60
 _NO_NETWORK = "reason:NetworkPluginNotReady"
 """In the message of a kubelet whose container runtime has no CNI configuration. Sources: containerd 2.2
 internal/cri/server/status.go (networkNotReadyReason); kubelet 1.36 pkg/kubelet/nodestatus/setters.go."""
+_LOG_LINES = "50"
+_ERRORS = (
+    re.compile(r"^(?:F\d{4} |panic: |fatal error: )"),
+    re.compile(r"^E\d{4} |\blevel=\"?(?:error|fatal)\b|\"level\":\"(?:error|fatal)\""),
+)
+"""Lines that tell why a program ended, by klog, by Go, and by loggers with levels; the surest first."""
 _SERVICE = "kubernetes.default.svc.cluster.local"
 # Rules and endpoints reach a new node shortly after its pods start: retry for a minute. The API server closes an idle
 # connection, which ends nc.
@@ -206,7 +213,7 @@ def _probe(client: Client, watch: _Watch, image: str) -> None:
 def _network_problem(client: Client, node: str) -> str:
     """Why the node's network does not run, "" if it does; this is the cause of problems of other pods on the node.
 
-    For a program that exits repeatedly, its last line of output is included.
+    For a program that exits repeatedly, the line of its output that tells why is included.
     """
     try:
         _, pods = _read(client, [node])
@@ -214,11 +221,20 @@ def _network_problem(client: Client, node: str) -> str:
             if (is_proxy(pod) or is_network(pod)) and (problem := pod_problem(pod)):
                 meta = pod["metadata"]
                 path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/log"
-                log = str(client.get(path, tailLines="1").get("message", "")).strip()
-                return f"{problem}; its log ends with: {log[-300:]}" if log else problem
+                line = _telling(str(client.get(path, tailLines=_LOG_LINES).get("message", "")))
+                return f"{problem}; its log: {line[-300:]}" if line else problem
     except ApiError:
         pass
     return ""
+
+
+def _telling(log: str) -> str:
+    """The last line of a log that is an error: programs tell afterwards how they end. Else its last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for pattern in _ERRORS:
+        if found := [line for line in lines if pattern.search(line)]:
+            return found[-1]
+    return lines[-1] if lines else ""
 
 
 def _event(client: Client, pod: str) -> str:

@@ -54,17 +54,30 @@ def has_driver(release: str) -> bool:
     return bool(gpu_driver._version("nvidia", release))
 
 
+def is_unpacked(release: str) -> bool:
+    """Whether a kernel's image is on the disk: a split one is copied to /boot only when its last package is ready."""
+    return any(map(os.path.exists, (f"{gpu_driver.BOOT}/vmlinuz-{release}", f"{gpu_driver.MODULES}/{release}/vmlinuz")))
+
+
 def half_installed() -> list[str]:
-    """The packages of kernels without the driver's module that dpkg could not configure; never of the running one."""
-    listing = run(["dpkg-query", "-W", "-f=${db:Status-Status} ${Package}\n", *(f"{each}[0-9]*" for each in _PACKAGES)])
-    found = []
+    """The packages of kernels without the driver's module that dpkg could not configure; never of the running one.
+
+    Of a split kernel those that it did configure, too: they are of no use alone.
+    """
+    listing = run(["dpkg-query", "-W", "-f=${db:Status-Status} ${Package}\n", "linux-*[0-9]*"])
+    found: list[tuple[str, str]] = []
     for line in listing.out.splitlines():
         status, _, name = line.partition(" ")
+        if status not in {"not-installed", "config-files"}:
+            found.append((status, name))
+    broken = set()
+    for status, name in found:
         release = name.partition("-")[2].partition("-")[2].removeprefix("unsigned-")
-        broken = status in {"unpacked", "half-configured", "half-installed", "triggers-awaited", "triggers-pending"}
-        if broken and not _of_running(release) and not has_driver(release):
-            found.append(name)
-    return found
+        is_broken = status != "installed" and name.startswith(_PACKAGES)
+        is_kernel = release[:1].isdigit() and not release.endswith(("-dbg", "-dbgsym"))
+        if is_broken and is_kernel and not _of_running(release) and not has_driver(release):
+            broken.add(release)
+    return [name for _, name in found if any(name.endswith(f"-{release}") for release in broken)]
 
 
 def _of_running(release: str) -> bool:

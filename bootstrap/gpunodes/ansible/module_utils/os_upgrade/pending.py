@@ -10,8 +10,11 @@ from dataclasses import dataclass
 _INST = re.compile(
     r"^Inst (?P<name>\S+) (?:\[(?P<old>[^\]]*)\] )?\((?P<new>\S+) (?P<origins>.*?) \[(?P<arch>[^\]]*)\]\)"
 )
-_IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+\.\d+\S*)")
-_META = re.compile(r"linux-(?!libc-dev|base|firmware|perf|doc|kbuild|compiler|tools|cpupower)[a-z]")
+# Not its debug symbols.
+_IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+\.\d+\S*)(?<!-dbg)(?<!-dbgsym)")
+_META = re.compile(
+    r"linux-(?!libc-dev|base(?:-sgx)?$|sysctl-defaults|firmware|perf|doc|kbuild|compiler|tools|cpupower)[a-z]"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,11 @@ class Package:
 
     @property
     def is_kernel_meta(self) -> bool:
-        """Whether it only depends on the newest kernel, or on its headers: linux-image-amd64, linux-generic."""
+        """Whether it only depends on the newest kernel, or on a part of it: linux-image-amd64, linux-generic.
+
+        Of a kernel that is split, as Debian's 7.3 (trixie-backports), linux-base-amd64, linux-modules-amd64 and
+        linux-image-amd64 need each other in one version: each of them brings the kernel.
+        """
         return bool(_META.match(self.name)) and not re.search(r"\d+\.\d+\.\d+", self.name)
 
 

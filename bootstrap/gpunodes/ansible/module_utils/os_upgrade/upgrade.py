@@ -265,7 +265,7 @@ def _install_kernel(new: Sequence[Package], release: str, done: Outcome, check: 
     try:
         _install(new, f"install the kernel {release}", done, check)
     except MachineProblem as problem:
-        if not os.path.exists(f"{gpu_driver.BOOT}/vmlinuz-{release}"):
+        if not kernels.is_unpacked(release):
             raise
         return problem
     return None
@@ -276,8 +276,9 @@ def _install(wanted: Sequence[Package], action: str, done: Outcome, check: bool)
     versions = _versions({each.name: each.new for each in wanted})
     simulated = apt(_EXACTLY, "install", "--simulate", *versions)
     _must("apt-get install", simulated)
-    if removes := packages.parse_simulation(simulated.out).removes:
-        fact = f"to {action} would remove {', '.join(removes)}"
+    effects = packages.parse_simulation(simulated.out)
+    if effects.removes:
+        fact = f"to {action} would remove {', '.join(effects.removes)}"
         raise MachineProblem(fact, "an upgrade that removes nothing", "remove it yourself, or hold it")
     done.actions.append(action)
     done.differences.append(
@@ -289,12 +290,25 @@ def _install(wanted: Sequence[Package], action: str, done: Outcome, check: bool)
     )
     if check:
         return
+    _note_headers(effects.installs)
     result = apt(_EXACTLY, "install", *versions)
     _must(action, result)
     done.notes += [
         f"{path}: the machine's version was kept; the package's is beside it, as {path}.dpkg-dist"
         for path in kept_files(result.out)
     ]
+
+
+def _note_headers(installs: Sequence[str]) -> None:
+    """Let the ledger have the headers of a new kernel if it has those of the running one: they leave with the driver.
+
+    They need the compiler, which would count as needed by others and stay.
+    """
+    path = ledger.path_of("gpu")
+    found = ledger.load(path)
+    if f"linux-headers-{platform.release()}" in found.packages:
+        found.note_packages(name for name in installs if name.startswith(("linux-headers-", "linux-kbuild-")))
+        found.save(path)
 
 
 def _remove(names: Sequence[str], note: str, done: Outcome) -> None:

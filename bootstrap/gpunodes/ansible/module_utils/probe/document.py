@@ -58,6 +58,7 @@ def _empty(options: ProbeOptions) -> Dict[str, Any]:
             "rc": None,
             "took_s": 0.0,
             "task_state": None,
+            "still_s": None,
             "stack": [],
             "xml": None,
             "message": "",
@@ -75,10 +76,11 @@ def _empty(options: ProbeOptions) -> Dict[str, Any]:
 
 
 def _complete(facts: Dict[str, Any], options: ProbeOptions) -> None:
-    """Combine facts of several collectors: add stacks to their threads, and the GPU count of the boot log."""
-    stacks = facts.pop("stacks", {})
+    """Combine facts of several collectors: add stacks and ages to their threads, and the GPU count of the boot log."""
+    stacks, ages = facts.pop("stacks", {}), facts.pop("ages", {})
     for task in facts["tasks"]:
         task["stack"] = stacks.get(str(task["pid"]), [])
+        task["age_s"] = max(task["age_s"], ages.get(str(task["pid"]), 0.0))
     enumerated = facts.pop("enumerated", None)
     if options.expected_gpus is None and enumerated:
         facts["expected"] = {"gpus": enumerated, "from": "boot log"}

@@ -1,9 +1,10 @@
 """The machine's threads: those that are stuck, and the driver's tools."""
 
 import contextlib
+import os
 import re
 import time
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from . import readers
 from .known import DRIVER_THREAD, FILE_WAIT, STUCK_S, in_driver
@@ -11,6 +12,11 @@ from .options import Emit, ProbeOptions
 
 TASKS = 200
 """Maximum number of reported threads."""
+SETTLE_S = 0.5
+"""A thread that sleeps for so long is reported."""
+SPARE_S = 4.0
+"""The probe's time that the watch of threads leaves for its end."""
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _TOOL = re.compile(DRIVER_THREAD)
 _OF_CPU = re.compile(r"(migration|ksoftirqd|kworker)/\d")
@@ -29,6 +35,7 @@ class Thread:
         fields = tail.split()
         self.state = fields[0]
         self.kthread = bool(int(fields[6]) & PF_KTHREAD)
+        self.started_s = int(fields[19]) / CLOCK_TICKS
         self.cpu = fields[36]
 
     def switches(self) -> str:
@@ -71,7 +78,7 @@ class Thread:
             "kthread": self.kthread,
             "wchan": self.wchan(),
             "stack": [],
-            "age_s": round(max(0.5, self.age_s(clocks)), 1) if self.state == "D" else 0.0,
+            "age_s": round(max(SETTLE_S, self.age_s(clocks)), 1) if self.state == "D" else 0.0,
         }
 
 
@@ -100,6 +107,7 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
 
     Of thousands that wait for files, those in the driver are reported, whatever their place.
     """
+    started = time.monotonic()
     tools: List[Thread] = []
     asleep: List[Thread] = []
     found = list(threads(options))
@@ -108,7 +116,7 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
             asleep.append(thread)
         elif _TOOL.match(thread.comm) and (not thread.kthread or thread.state == "R"):
             tools.append(thread)
-    stuck = still_asleep(options, asleep, 0.5)
+    stuck = still_asleep(options, asleep, SETTLE_S)
     clocks = cpu_clocks(found) if stuck else {}
     for thread in stuck[:TASKS]:
         emit("tasks", thread.to_fact(clocks))
@@ -118,16 +126,50 @@ def tasks(options: ProbeOptions, emit: Emit) -> None:
     for thread in reported:
         if thread.state != "D":
             emit("tasks", thread.to_fact(clocks))
-    left = TASKS
-    for thread in stuck[TASKS:]:
+    in_the_driver = _more(stuck[TASKS:], clocks, emit)
+    in_the_driver += _stacks(sorted(reported, key=Thread.waits_for_file), emit)
+    limit_s = min(options.smi_s, options.deadline_s - SPARE_S - (time.monotonic() - started))
+    _watch(options, in_the_driver, clocks, limit_s, emit)
+
+
+def _more(asleep: List[Thread], clocks: Dict[str, float], emit: Emit) -> List[Thread]:
+    """Report those that sleep in the driver, and return them."""
+    found: List[Thread] = []
+    for thread in asleep:
         stack = [] if thread.waits_for_file() else thread.stack()
-        if left and in_driver(stack):
-            left -= 1
+        if len(found) < TASKS and in_driver(stack):
             emit("tasks", thread.to_fact(clocks))
             emit("stacks", {str(thread.tid): stack})
-    for thread in sorted(reported, key=Thread.waits_for_file):
+            found.append(thread)
+    return found
+
+
+def _stacks(reported: List[Thread], emit: Emit) -> List[Thread]:
+    """Report stacks; returns the threads that sleep in the driver."""
+    found: List[Thread] = []
+    for thread in reported:
         if thread.state in "DR":
-            emit("stacks", {str(thread.tid): thread.stack()})
+            stack = thread.stack()
+            emit("stacks", {str(thread.tid): stack})
+            if thread.state == "D" and in_driver(stack):
+                found.append(thread)
+    return found
+
+
+def _watch(options: ProbeOptions, asleep: List[Thread], clocks: Dict[str, float], limit_s: float, emit: Emit) -> None:
+    """Watch threads in the driver until one has slept for ``STUCK_S``; report how long those slept that did not wake.
+
+    In a driver that hundreds of programs use, each of them waits for a lock most of the time. But they wake.
+    """
+    started = time.monotonic()
+    ages = {thread.tid: max(SETTLE_S, thread.age_s(clocks)) for thread in asleep}
+    before = [(thread, thread.switches()) for thread in asleep]
+    waited = 0.0
+    while before and waited < limit_s and max(ages[thread.tid] for thread, _ in before) + waited < STUCK_S:
+        time.sleep(SETTLE_S)
+        before = _unmoved(options, before)
+        waited = time.monotonic() - started
+        emit("ages", {str(thread.tid): round(ages[thread.tid] + waited, 1) for thread, _ in before})
 
 
 def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) -> List[Thread]:
@@ -136,8 +178,17 @@ def still_asleep(options: ProbeOptions, asleep: List[Thread], seconds: float) ->
         return []
     before = [(thread, thread.switches()) for thread in asleep]
     time.sleep(seconds)
+    return [thread for thread, _ in _unmoved(options, before)]
+
+
+def _unmoved(options: ProbeOptions, before: List[Tuple[Thread, str]]) -> List[Tuple[Thread, str]]:
+    """Those of ``before`` that have slept since, with the same number of context switches."""
     after = [(thread_of(options, thread.pid, thread.tid), switches) for thread, switches in before]
-    return [thread for thread, switches in after if thread and thread.state == "D" and thread.switches() == switches]
+    return [
+        (thread, switches)
+        for thread, switches in after
+        if thread and thread.state == "D" and thread.switches() == switches
+    ]
 
 
 def cpu_clocks(found: Iterable[Thread]) -> Dict[str, float]:
