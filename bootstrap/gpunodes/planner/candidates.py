@@ -82,6 +82,8 @@ class ClusterRequirements:
     """The addresses in the cluster of nodes, and of the machines that are checked, by name; `judge` fills them in."""
     controls: Mapping[str, str] = field(default_factory=dict)
     """The same of the control planes, if there are several; `judge` fills them in."""
+    listed: Mapping[str, str] = field(default_factory=dict)
+    """The addresses or names by which the inventory reaches its machines, by name; those that are not checked too."""
     prepares: bool = False
     """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
     alone: bool = False
@@ -103,6 +105,7 @@ def requirements_of(
     prepares: bool = False,
     alone: bool = False,
     control_planes: ControlPlanes | None = None,
+    listed: Mapping[str, str] | None = None,
 ) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
     cluster = cluster or {}
@@ -115,4 +118,5 @@ def requirements_of(
         alone=alone,
         endpoint=str(cluster.get("endpoint") or ""),
         control_planes=control_planes or ControlPlanes(),
+        listed=listed or {},
     )

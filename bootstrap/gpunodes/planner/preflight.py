@@ -31,6 +31,7 @@ from gpunodes.planner import (
     versions,
 )
 from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
+from gpunodes.planner.gpu_installed import runtimes_of
 from gpunodes.planner.membership import ETCD_IN_THE_WAY, membership
 from gpunodes.planner.shared_identities import own_nodes, shared
 
@@ -148,8 +149,10 @@ def _disk(candidate: MachineFacts, facts: Facts, requirements: ClusterRequiremen
     yield from space.problems(facts, candidate.role, plan, candidate.requested)
 
 
-def _data_directory(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    if problem := facts["data_directory"]["problem"]:
+def _data_directory(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
+    # On a GPU host only Docker's data is there.
+    moves = candidate.role is not Role.GPU_HOST or "docker" in {candidate.requested.runtime, *runtimes_of(facts)}
+    if moves and (problem := facts["data_directory"]["problem"]):
         yield Problem(problem["found"], problem["wanted"], problem["remedy"])
 
 
@@ -335,8 +338,11 @@ def _network(
         for found in (requirements.addresses, requirements.controls)
     )
     shared = controls if candidate.endpoint.vip else {}
-    in_cluster = bool(requirements.ca_hash)
-    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster, controls, shared))
+    in_cluster, network = bool(requirements.ca_hash), candidate.network
+    # Those that are checked report their own networks; the ranges of a cluster that exists are fixed.
+    later = {} if in_cluster else requirements.listed
+    unread = {name: address for name, address in later.items() if name not in requirements.addresses}
+    return find(network_checks.Case(facts, candidate.role, network, others, in_cluster, controls, shared, unread))
 
 
 CHECKS: Sequence[Check] = (
