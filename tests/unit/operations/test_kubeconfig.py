@@ -295,6 +295,7 @@ def test_leftovers_of_a_killed_command_are_deleted_at_the_next_start() -> None:
     leftovers = [
         journal.open_run("kubeconfig") / "admin.conf",
         journal.open_run("join") / "play/artifacts/ansible/command",
+        journal.open_run("rollout-upgrade") / "00001-gpu-1-work/upgrade/artifacts/ansible/command",
     ]
     for path in leftovers:
         path.parent.mkdir(parents=True, exist_ok=True)
