@@ -11,6 +11,7 @@ from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
+from gpunodes.operations.rolling.engine import Engine
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import maintenance
 from gpunodes.repair.maintenance import Maintenance
@@ -419,6 +420,28 @@ def test_an_unfinished_roll_out_is_resumed_or_abandoned_first(monkeypatch: pytes
         roll_out(place, MemoryWork(place))
     assert "rollout abandon" in str(caught.value)
     assert held == {name: lease["metadata"]["annotations"] for name, lease in place.api.leases.items()}
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_machine_that_ended_before_a_kill_is_not_begun_again(
+    ends_well: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command was killed before it noted that; not every work reads from the machine that there is nothing to do."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, failing={} if ends_well else {"w0": "prepare"}))
+    monkeypatch.setattr(work, "needed", lambda _: "all there is")
+
+    def killed(*_: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Engine, "_take", killed)
+        roll_out(place, work)
+    first = work.stages("w0")
+    work.failing = {}
+    result = resume(place)
+    assert set(outcomes(result).values()) <= {DONE, UNCHANGED}
+    assert (work.stages("w0") == first) is ends_well
 
 
 def test_a_repair_stays_away_from_a_machine_of_an_unfinished_roll_out() -> None:

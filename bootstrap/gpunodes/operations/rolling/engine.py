@@ -91,9 +91,11 @@ class Engine:
             answers = list(pool.map(self._needed, targets))
         for target, needed in zip(targets, answers, strict=True):
             marked = target.node is not None and target.node.rollout == self._rollout.id
-            if needed == "" and not marked and target.name not in left:
+            # A command that was killed may have finished it, and not written so; not every work can tell by the machine.
+            finished = target.node is not None and target.node.rolled_out == self._rollout.id
+            if (finished or needed == "") and not marked and target.name not in left:
                 self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
-                if not resumed:  # an earlier command may have done it, and not written so
+                if not resumed:
                     self._results[target.name] = MachineRollout(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
         self._command.report("", f"{len(self._rollout.waiting)} of {len(waiting)} machines need {self._work.name}")
 
