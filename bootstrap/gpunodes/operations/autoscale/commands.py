@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet, match_nodes, repair_settings
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
-from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
-from gpunodes.model import Event, Machine, Severity, TaskEnded, printable
-from gpunodes.operations import registration
-from gpunodes.operations.autoscale import removal
+from gpunodes.errors import GpunodesError, Interrupted, WrongInput
+from gpunodes.model import Event, TaskEnded, printable
+from gpunodes.operations.autoscale import registering, removal
 from gpunodes.operations.autoscale.gathering import Gathered, cluster_settings, gather
 from gpunodes.operations.autoscale.objects import Objects
+from gpunodes.operations.autoscale.registering import Chosen
 from gpunodes.operations.repair.context import Report
-from gpunodes.operations.run import RunOptions, carry_out
 from gpunodes.operations.tracker import RunView
 from gpunodes.planner import autoscale, versions
 
@@ -72,7 +71,9 @@ class AutoscaleStatus:
     behind: str = ""
     """A sentence about machines that are off, and whose kubelet is older than the API server; "" without any."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Control planes that do not respond, and why: their runtimes are as they were, and another run completes them."""
+    """Machines that do not respond, why, and what they lack: another run completes them."""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Machines of pools that scale that are off, or in maintenance, and why: they are as they were."""
 
     @property
     def healthy(self) -> bool:
@@ -98,8 +99,9 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
     """Install the autoscaler, or bring it to the settings; returns what it does with each machine.
 
     Raises WrongInput for every machine of a pool that scales which cannot be switched, before anything is changed; Held
-    while another command works on such a machine or on a control plane; GpunodesError for a machine that cannot be
-    prepared, and if the pod does not become ready.
+    while another command works on such a machine or on a control plane; GpunodesError for a machine that responds and
+    cannot be prepared, and if the pod does not become ready. Machines that are off, in maintenance or silent are left
+    as they are.
     """
     given = cluster_settings(fleet)
     archive = _archive(given)
@@ -107,19 +109,24 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
         nodes = objects.seen_nodes()
         states = objects.states(create=False)
         gathered = gather(fleet, objects, nodes, states, removal.planned(objects))
-        found = plans.parse(dict(gathered.plan))
+        chosen = registering.choose(fleet, gathered.machines, nodes, objects.switched_off(), view)
+        silent = {name: f"{why}; it keeps its labels, taints and registration" for name, why in chosen.silent.items()}
         if dry_run:
-            return replace(_seen(objects, found, nodes, states), changes=_changes(gathered, nodes))
-    _register(fleet, [gathered.machines[node] for node in gathered.machines if node in nodes], view)
+            shown = _seen(objects, plans.parse(dict(gathered.plan)), nodes, states)
+            changes = _changes(gathered, chosen, nodes)
+            return replace(shown, changes=changes, left_out=silent, passed_over=chosen.passed_over)
+    registering.register(fleet, list(chosen.machines.values()), view)
     with _connected(fleet, "autoscale up") as (objects, leases):
         with _locked(fleet, objects, leases) as choice:
             report("", "writing the plan, and installing the autoscaler on the control planes")
             objects.write_plan(gathered.plan, gathered.passwords)
             pools = autoscale.role_pools(given, gathered.plan)
-            left_out = _run(fleet, choice, leases.lost, pools, archive, state="present")
+            dead = _run(fleet, choice, leases.lost, pools, archive, state="present")
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
-        _wait(objects, gathered)
-        return replace(_status(objects), left_out=left_out)
+        _wait(objects, set(gathered.machines) - chosen.strangers)
+        lacks = "it has no image of the power server, which cannot run there"
+        left_out = {**silent, **{name: f"{why}; {lacks}" for name, why in dead.items()}}
+        return replace(_status(objects), left_out=left_out, passed_over=chosen.passed_over)
 
 
 def status(fleet: InventoryFleet) -> AutoscaleStatus:
@@ -146,15 +153,16 @@ def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> Aut
             return replace(shown, changes=_removals(removed))
         with _locked(fleet, objects, leases) as choice:
             report("", "removing the autoscaler")
-            left_out = _run(fleet, choice, leases.lost, {}, None, state="absent")
+            dead = _run(fleet, choice, leases.lost, {}, None, state="absent")
             objects.delete_passwords()
             # What it wrote before it ended counts, not what was there before.
             removal.wait_for_end(objects, report)
             removed = removal.settle(fleet, objects, report)
             objects.delete_kept_off()
-            if not left_out:
+            if not dead:
                 objects.delete_plan()
         pools = _pools(found, objects.seen_nodes(), objects.states(create=False)) if found else {}
+    left_out = {name: f"{why}; the image of the power server stays there" for name, why in dead.items()}
     return AutoscaleStatus(False, pools, _shown(removed), left_out=left_out)
 
 
@@ -186,23 +194,6 @@ def _archive(given: Mapping[str, Any]) -> Path | None:
             "build it, or name a registry's image; see `gpunodes help --page scaling`",
         )
     return path.absolute()
-
-
-def _register(fleet: InventoryFleet, machines: Sequence[Machine], view: RunView) -> None:
-    """Let machines register their nodes by themselves; raises GpunodesError with the first cause."""
-    if not machines:
-        return
-    done = carry_out(registration.OPERATION, fleet.inventory, machines, view, RunOptions())
-    if done.interrupted:
-        raise Interrupted
-    if done.exit_code is not ExitCode.DONE:
-        causes = [str(finding) for finding in done.findings if finding.severity is Severity.ERROR]
-        causes += [f"{each.name}: {each.cause}" for each in done.machines if each.cause]
-        raise GpunodesError(
-            causes[0] if causes else "the machines could not be prepared",
-            "machines that register their nodes by themselves",
-            f"run the same command again; the log is {done.log}",
-        )
 
 
 @contextlib.contextmanager
@@ -264,11 +255,12 @@ def _run(
     return silent if archive or state == "absent" else {}
 
 
-def _wait(objects: Objects, gathered: Gathered) -> None:
+def _wait(objects: Objects, names: Set[str]) -> None:
+    """Wait until the power server runs, and knows the machines of these nodes; raises GpunodesError."""
     deadline = time.monotonic() + _READY_S
-    while not objects.is_running() or not set(gathered.plan["machines"]) <= set(objects.states(create=False)):
+    while not objects.is_running() or not names <= set(objects.states(create=False)):
         if time.monotonic() > deadline:
-            unknown = sorted(set(gathered.plan["machines"]) - set(objects.states(create=False)))
+            unknown = sorted(names - set(objects.states(create=False)))
             found = (
                 f"the power server knows nothing of {', '.join(unknown)}"
                 if unknown and objects.is_running()
@@ -340,8 +332,8 @@ def _machines(
     ]
 
 
-def _changes(gathered: Gathered, nodes: Mapping[str, SeenNode]) -> list[str]:
-    new = sorted(name for name in gathered.machines if name in nodes and nodes[name].provider != PROVIDER + name)
+def _changes(gathered: Gathered, chosen: Chosen, nodes: Mapping[str, SeenNode]) -> list[str]:
+    new = sorted(name for name in chosen.machines if nodes[name].provider != PROVIDER + name)
     found = [f"{name}: its node is marked as a machine of a pool that scales" for name in new]
     if gathered.passwords:
         found.append("the passwords of its BMCs leave this controller: they go into a Secret of the cluster")
