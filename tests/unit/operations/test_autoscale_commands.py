@@ -53,6 +53,7 @@ class Objects(MemoryStore):
         self.runs: list[tuple[str, Any]] = []
         self.registered: list[str] = []
         self.failure = ""
+        self.daemons: list[dict[str, Any]] = []
         self.dead: set[str] = set()
         """The machines that do not respond over SSH."""
         self.api = repair_fleet.Api()
@@ -135,6 +136,9 @@ class Objects(MemoryStore):
     def delete_passwords(self) -> None:
         self.passwords = {}
 
+    def daemon_sets(self) -> list[dict[str, Any]]:
+        return self.daemons
+
     def delete_states(self) -> None:
         self.texts = {}
 
@@ -188,7 +192,8 @@ def test_up_prepares_machines_first_and_keeps_passwords_out_of_the_playbook(plac
     assert place.passwords == {"w1": "hunter2", "w2": "hunter2"}
     [(playbook, variables)] = place.runs
     assert playbook == "autoscale.yml"
-    assert variables["autoscaler_pools"]["h100"] == {"priority": 0, "spare": 1, "gpus": 2, "taints": []}
+    limits = {"limits": {"nvidia.com/gpu": 2}}
+    assert variables["autoscaler_pools"]["h100"] == {"priority": 0, "spare": 1, "resources": limits, "taints": []}
     assert "hunter2" not in f"{variables}{place.document}{out}{err}"
     assert place.document["machines"]["w1"]["bmc"]["gpunodes_bmc_address"] == "w1.bmc.example"
     known = place.document["machines"]["w1"]["identity"]
@@ -335,6 +340,17 @@ def test_a_machine_of_which_nobody_knows_the_hardware_is_refused(
     assert "w2 of a pool that scales: its hardware is unknown" in err
 
 
+def test_spare_machines_without_gpus_are_free_but_for_daemonsets(place: Objects, run: Run) -> None:
+    for each in place.objects.values():
+        del each["status"]["allocatable"]["nvidia.com/gpu"]
+    container = {"resources": {"requests": {"cpu": "100m", "memory": "50Mi"}}}
+    place.daemons = [{"spec": {"template": {"spec": {"containers": [container]}}}}]
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.DONE, err
+    variables = place.runs[0][1]
+    assert variables["autoscaler_pools"]["h100"]["resources"] == {"requests": {"cpu": "7400m", "memory": "58318Mi"}}
+
+
 @pytest.mark.usefixtures("place")
 def test_two_pools_with_one_deployment_are_refused(run: Run) -> None:
     text = INVENTORY.replace("w2: {ansible_host: 127.0.0.3}}}", "}}\nH100: {hosts: {w2: {ansible_host: 127.0.0.3}}}")
@@ -374,6 +390,11 @@ def test_two_pools_with_one_deployment_are_refused(run: Run) -> None:
             "w1 of a pool that scales: gpunodes_node_taints is no list of taints",
         ),
         ("{max: 2, spare: 1}", "{max: 2, min: 3}", "min"),
+        (
+            "spare: 1}}",
+            "spare: 1}}\n    gpunodes_gpu_sharing: {mode: mps, replicas: 4}",
+            "the pool h100 of gpunodes_pools has spare machines, and pods share the GPUs of w1 by MPS",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_changes_nothing(

@@ -109,6 +109,7 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
         nodes = objects.seen_nodes()
         states = objects.states(create=False)
         gathered = gather(fleet, objects, nodes, states, removal.planned(objects))
+        pools = autoscale.role_pools(given, gathered.plan, objects.daemon_sets())
         chosen = registering.choose(fleet, gathered.machines, nodes, objects.switched_off(), view)
         silent = {name: f"{why}; it keeps its labels, taints and registration" for name, why in chosen.silent.items()}
         if dry_run:
@@ -120,7 +121,6 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
         with _locked(fleet, objects, leases) as choice:
             report("", "writing the plan, and installing the autoscaler on the control planes")
             objects.write_plan(gathered.plan, gathered.passwords)
-            pools = autoscale.role_pools(given, gathered.plan)
             dead = _run(fleet, choice, leases.lost, pools, archive, state="present")
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
         _wait(objects, set(gathered.machines) - chosen.strangers)
