@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.autoscale import decisions
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.cli import main
 from gpunodes.engine import control_planes, identities, runner
@@ -794,3 +795,31 @@ def test_a_pod_that_does_not_start_is_an_error_with_its_remedy(
     assert code == ExitCode.FAILED
     assert "its pod is not ready" in err
     assert "logs deployment/gpunodes-autoscaler" in err
+
+
+def test_a_machine_that_is_off_and_whose_bmc_does_not_answer_is_named_with_the_cause(place: Objects, run: Run) -> None:
+    """After 10 minutes `up` called the pod not ready, which it was; the BMC was named only in its log."""
+    scales(place, run, Phase.OFF, gone=True)
+    why = "Redfish at w2.bmc.example does not respond: no route to host"
+    place.texts["w2"] = MachineState(Phase.LEFT_ALONE, 1.0, decisions.NOT_KNOWN, why).text()
+    code, out, err = run("up", "--yes")
+    assert code == ExitCode.PARTLY, err
+    assert f"left out: w2: {why}; its BMC does not say whether it is on: it is not used until then" in out
+    code, out, _ = run("status", "--json")
+    assert code == ExitCode.PARTLY
+    assert json.loads(out)["machines"][1]["reason"] == why
+
+
+def test_a_power_server_that_never_knows_a_machine_is_not_called_a_pod_that_is_not_ready(
+    place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_READY_S", 0.0)
+
+    def forgets() -> None:
+        del place.texts["w2"]
+
+    place.meanwhile = forgets
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.FAILED
+    assert "the power server knows nothing of w2" in err
+    assert "wanted: a look of the power server at each machine" in err

@@ -33,6 +33,8 @@ _READY_S = 600.0
 """Time limit in seconds for the autoscaler's pod, whose image is pulled, and for its first look at all machines."""
 _POLL_S = 3.0
 _FAILED = frozenset({Phase.FAILED, Phase.GIVING_UP})
+_STAY = frozenset({Phase.ON, Phase.LEFT_ALONE})
+"""Phases in which an error is one of the machine as it is, not of an order."""
 
 
 class NoAutoscaler(WrongInput):
@@ -54,7 +56,7 @@ class ScaledMachineStatus:
     unusable: str = ""
     """Why it is not switched on for pods, "" if it is."""
     failed: bool = False
-    """Whether it did not come into service, or something is wrong with it while it is on."""
+    """Whether it did not come into service, something is wrong with it while it is on, or its BMC does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class AutoscaleStatus:
     behind: str = ""
     """A sentence about machines that are off, and whose kubelet is older than the API server; "" without any."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Machines that do not respond, why, and what they lack: another run completes them."""
+    """Machines that do not respond, or whose BMCs do not, why, and what they lack: another run completes them."""
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Machines of pools that scale that are off, or in maintenance, and why: they are as they were."""
 
@@ -125,8 +127,9 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
         _wait(objects, set(gathered.machines) - chosen.strangers)
         lacks = "it has no image of the power server, which cannot run there"
-        left_out = {**silent, **{name: f"{why}; {lacks}" for name, why in dead.items()}}
-        return replace(_status(objects), left_out=left_out, passed_over=chosen.passed_over)
+        silent |= {name: f"{why}; {lacks}" for name, why in dead.items()}
+        found = _status(objects)
+        return replace(found, left_out=silent | _unknown(found, gathered), passed_over=chosen.passed_over)
 
 
 def status(fleet: InventoryFleet) -> AutoscaleStatus:
@@ -261,17 +264,25 @@ def _wait(objects: Objects, names: Set[str]) -> None:
     while not objects.is_running() or not names <= set(objects.states(create=False)):
         if time.monotonic() > deadline:
             unknown = sorted(names - set(objects.states(create=False)))
-            found = (
-                f"the power server knows nothing of {', '.join(unknown)}"
-                if unknown and objects.is_running()
-                else "its pod is not ready"
-            )
+            found, wanted = "its pod is not ready", "a pod of the Deployment gpunodes-autoscaler that is ready"
+            if unknown and objects.is_running():
+                found = f"the power server knows nothing of {', '.join(unknown)}"
+                wanted = "a look of the power server at each machine"
             raise GpunodesError(
                 f"the autoscaler is installed, but {found} after {_READY_S:.0f} s",
-                "a pod of the Deployment gpunodes-autoscaler that is ready",
+                wanted,
                 "see `kubectl -n kube-system logs deployment/gpunodes-autoscaler --all-containers`",
             )
         time.sleep(_POLL_S)
+
+
+def _unknown(found: AutoscaleStatus, gathered: Gathered) -> dict[str, str]:
+    """The machines whose BMCs do not say whether they are on, by name, and why."""
+    return {
+        gathered.machines[each.node].name: f"{each.reason}; {each.unusable}: it is not used until then"
+        for each in found.machines
+        if each.phase == Phase.LEFT_ALONE and each.failed
+    }
 
 
 def _status(objects: Objects) -> AutoscaleStatus:
@@ -326,7 +337,7 @@ def _machines(
             state.since if state else None,
             (state.error or state.reason) if state else "",
             unusable(world, name),
-            state is not None and (state.phase in _FAILED or (state.phase is Phase.ON and bool(state.error))),
+            state is not None and (state.phase in _FAILED or (state.phase in _STAY and bool(state.error))),
         )
         for name, machine in sorted(found.machines.items(), key=lambda each: (each[1].pool, each[0]))
     ]
