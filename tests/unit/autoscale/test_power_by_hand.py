@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gpunodes.autoscale import decisions, kept_off
+from gpunodes.autoscale import decisions, kept_off, nodes
 from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.server import NotPossible, PowerServer
 from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.repair.maintenance import Maintenance
 
 from tests.power_fleet import MemoryMachines, Site, parsed
 
@@ -209,6 +210,25 @@ def test_gpus_of_a_machine_that_someone_switched_on_fail_their_proof_once_in_a_w
 
 def test_nothing_is_remembered_without_an_autoscaler_of_a_machine_that_is_left_alone() -> None:
     assert decisions.without_autoscaler(MachineState(Phase.LEFT_ALONE, 1.0), None, 2.0) is None
+
+
+@pytest.mark.parametrize("why", ["", "maintenance", "cordon"])
+def test_a_machine_that_a_user_switched_on_is_as_any_other_unless_it_is_held(site: Site, why: str) -> None:
+    site.machines.on.add("w3")
+    site.boots("w3", labels={"gpunodes.dev/pool": "t4"})
+    looks(site)
+    if why == "maintenance":
+        site.store.objects["w3"]["metadata"]["annotations"]["gpunodes.dev/maintenance"] = Maintenance("demo").text()
+    site.store.objects["w3"]["spec"]["unschedulable"] = why == "cordon"
+    site.look()
+    assert site.phases()["w3"] is Phase.ON
+    assert (nodes.DISABLED in site.store.objects["w3"]["metadata"]["annotations"]) == bool(why)
+    if why:
+        with pytest.raises(NotPossible, match="w3 stays on"):
+            site.server.delete("t4", ["gpunodes://w3"])
+        return
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.OFF})
 
 
 # Machines whose BMC does not say whether they are on
