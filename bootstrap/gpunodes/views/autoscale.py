@@ -40,6 +40,8 @@ class Status(Protocol):
     @property
     def left_out(self) -> Mapping[str, str]: ...
     @property
+    def passed_over(self) -> Mapping[str, str]: ...
+    @property
     def behind(self) -> str: ...
 
 
@@ -59,8 +61,10 @@ def status(found: Status, columns: int | None = None) -> str:
         parts.append("the autoscaler does not run: no machine is switched on or off")
     if found.behind:
         parts.append(found.behind)
+    if found.passed_over:
+        parts.append(_passed_over(found))
     if found.left_out:
-        parts.append(_left_out(found, "it has no image of the power server, which cannot run there"))
+        parts.append(_left_out(found))
     return "\n\n".join(parts)
 
 
@@ -69,7 +73,7 @@ def removed(found: Status) -> str:
     off = [each.node for each in found.machines if each.phase != "on"]
     lines = [f"removed; not on: {', '.join(off)}" if off else "removed"]
     if found.left_out:
-        lines.append(_left_out(found, "the image of the power server stays there"))
+        lines.append(_left_out(found))
     return "\n".join(lines)
 
 
@@ -88,12 +92,18 @@ def contents(found: Status) -> dict[str, Any]:
         "machines": [{key: getattr(each, key) for key in keys} for each in found.machines],
         "changes": list(found.changes),
         "left_out": dict(found.left_out),
+        "passed_over": dict(found.passed_over),
         "behind": found.behind,
     }
 
 
-def _left_out(found: Status, what: str) -> str:
-    lines = [f"left out: {name}: {why}; {what}" for name, why in sorted(found.left_out.items())]
+def _passed_over(found: Status) -> str:
+    lines = [f"passed over: {name}: {why}" for name, why in sorted(found.passed_over.items())]
+    return "\n".join([*lines, "machines that are passed over keep their labels, taints and registration"])
+
+
+def _left_out(found: Status) -> str:
+    lines = [f"left out: {name}: {why}" for name, why in sorted(found.left_out.items())]
     return "\n".join([*lines, "run the same command again when it responds"])
 
 
