@@ -15,6 +15,8 @@ from . import apiserver, autoscaling, command_process, kwok, operator_process, r
 from .apiserver import ApiServer
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+LIMIT_S = 120.0
+"""How long a process may take to get where a test wants it, in seconds."""
 NAMES = ("c0", *(f"n{index}" for index in range(10)))
 _CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
@@ -145,7 +147,7 @@ def used(machines: Path, machine: str = "n1") -> list[str]:
 
 def started(machines: Path, machine: str) -> None:
     """Wait until the repair of a machine has ordered its first step."""
-    autoscaling.wait(lambda: used(machines, machine))
+    autoscaling.wait(lambda: used(machines, machine), LIMIT_S)
 
 
 def kubectl(server: ApiServer, *words: str) -> None:

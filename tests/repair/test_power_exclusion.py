@@ -24,9 +24,7 @@ from tests.power_fleet import uuid
 from . import autoscaling, exclusion
 from .apiserver import ApiServer
 from .autoscaling import wait
-from .exclusion import command, held, kubectl
-
-LIMIT_S = 120.0
+from .exclusion import LIMIT_S, command, held, kubectl
 
 
 @pytest.fixture(scope="module")

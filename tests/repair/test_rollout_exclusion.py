@@ -13,10 +13,9 @@ from gpunodes.operations import maintenance
 from . import exclusion
 from .apiserver import ApiServer
 from .autoscaling import wait
-from .exclusion import LEASES, command, held, kubectl, outcome, repair, results, roll_out, spec, started, used
+from .exclusion import LEASES, LIMIT_S, command, held, kubectl, outcome, repair, results, roll_out, spec, started, used
 
 ROLLOUT = "`gpunodes rollout apply` of "
-LIMIT_S = 120.0
 
 
 @pytest.fixture(scope="module")
