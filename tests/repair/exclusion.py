@@ -106,9 +106,10 @@ def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1, n
     return _start([str(operator_process.PROGRAM), *words], tmp_path, f"operator-{number}")
 
 
-def roll_out(server: ApiServer, machines: Path, tmp_path: Path, *names: str, budget: int = 2) -> subprocess.Popen[str]:
-    """A roll-out to machines; "resume" in place of their names continues it."""
-    what, names = ("resume", ()) if names == ("resume",) else ("begin", names)
+def roll_out(
+    server: ApiServer, machines: Path, tmp_path: Path, *names: str, what: str = "begin", budget: int = 2
+) -> subprocess.Popen[str]:
+    """A roll-out to machines, or, with "resume", the one that stands in the cluster."""
     words = [str(server.kubeconfig), str(machines), what, str(budget), *names]
     return _start([*rollout_process.PROGRAM, *words], tmp_path, "controller")
 

@@ -147,7 +147,7 @@ def test_an_unfinished_repair_and_an_unfinished_roll_out_keep_each_other_away(
     found = outcome(repair(server, machines, tmp_path, 2, name="n2"), tmp_path, "n2")
     assert found["decision"] == "refuse"
     assert "rollout resume" in found["why"]
-    assert ended(roll_out(server, machines, tmp_path, "resume"), tmp_path) == {"n2": "done"}
+    assert ended(roll_out(server, machines, tmp_path, what="resume"), tmp_path) == {"n2": "done"}
     exclusion.change(machines, "n1", sick=False)
     [skipped] = results(roll_out(server, machines, tmp_path, "n1"), tmp_path).values()
     assert skipped["outcome"] == "skipped"
