@@ -9,6 +9,8 @@ import pytest
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.errors import Lost
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.objects import DECISION_LOCK
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
 from gpunodes.operations.rolling.engine import Engine
@@ -471,6 +473,26 @@ def test_a_roll_out_waits_for_a_repair_and_counts_it() -> None:
     assert outcomes(inside[0]) == {"w1": None}
     assert "w0 of pool GPU workers unavailable" in inside[0].stopped
     assert work.done == []
+
+
+def test_a_machine_that_another_command_had_is_read_again() -> None:
+    """It was sick, and could not be read, while it was being repaired."""
+    place = fleet(1, ["w0"])
+    work = MemoryWork(place)
+    other = Leases(Cluster(place.session()), "repair")
+    other.holder = "ann@desk/repair/another-boot/7/7/7"
+    other.take("w0")
+
+    def before(method: str, path: str) -> None:
+        if method == "DELETE" and path.endswith(DECISION_LOCK):  # the first decision has ended
+            place.api.before = lambda *_: None
+            place.machines["w0"].sick = False
+            other.release("w0")
+
+    place.api.before = before
+    assert outcomes(roll_out(place, work)) == {"w0": DONE}
+    other.close()
+    clean(place)
 
 
 def test_a_lost_lock_stops_that_machine_and_the_roll_out() -> None:
