@@ -94,7 +94,7 @@ def test_an_update_is_shown_made_and_shown_again(
     cluster = Cluster(monkeypatch, [OLD], [NEW])
     assert call(monkeypatch, inventory, "upgrade", "--yes", "--json") == ExitCode.DONE
     shown = capsys.readouterr()
-    assert "runs      flannel:v1 on 3 nodes" in shown.err
+    assert "  runs      flannel:v1 on 3 nodes" in shown.err.splitlines()
     assert "wanted    flannel:v2" in shown.err
     document = json.loads(shown.out)
     assert (document["schema"], document["addons"][0]["needed"]) == ("gpunodes.addon-plan/1", False)
