@@ -24,11 +24,12 @@ FOUND: Any = SimpleNamespace(
 STATUS: Any = SimpleNamespace(
     **dict.fromkeys(PLACES, TEXT), certificate_end=0.0, logins=[SimpleNamespace(namespace=TEXT)]
 )
+PULLED: Any = SimpleNamespace(node=TEXT, digest=TEXT, problem=TEXT)
 VIEWS: dict[str, Callable[[], str]] = {
     "a registry that was made": lambda: registry.started(FOUND, dry_run=False),
     "a registry": lambda: registry.status(STATUS),
     "a registry that was removed": lambda: registry.removed([TEXT], TEXT),
-    "nodes that pulled": lambda: registry.pulled([SimpleNamespace(node=TEXT, digest=TEXT, problem=TEXT)]),
+    "nodes that pulled": lambda: registry.pulled([PULLED]),
     "what a user left": lambda: users.remains("alice", [Remains(TEXT), Remains(TEXT, 1, 1, 1)]),
 }
 
