@@ -104,7 +104,9 @@ def _folder(kind: str = REPAIRS) -> Path:
 
 
 def _path(machine: str, cluster: str, kind: str = REPAIRS) -> Path:
-    return _folder(kind) / f"{machine}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}.json"
+    # `rollout abandon` names a node that no machine of the inventory has, and a control plane may call it ../../x.
+    name = machine.replace("/", "%2F")
+    return _folder(kind) / f"{name}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}.json"
 
 
 def _sync(folder: Path) -> None:

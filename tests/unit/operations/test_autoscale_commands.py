@@ -26,7 +26,7 @@ from gpunodes.planner.candidates import MachineFacts
 from gpunodes.repair.maintenance import Maintenance
 
 from tests import repair_fleet
-from tests.hostile import ATTACKS, unprintable
+from tests.hostile import ATTACKS, is_plain, unprintable
 from tests.power_fleet import MemoryStore, document, machine_id, node_object, uuid
 
 INVENTORY = """
@@ -711,6 +711,7 @@ def test_a_dry_run_of_down_says_what_becomes_of_each_machine(
     assert [each["phase"] for each in found["machines"]] == ["on", phase.value], "as it is now"
 
 
+STATE = json.loads(MachineState(Phase.BY_HAND, 1.0).text())
 THREE = INVENTORY.replace(
     "{control-1: {ansible_host: 127.0.0.1}}",
     "{control-1: {ansible_host: 127.0.0.1}, control-2: {ansible_host: 127.0.0.4}, "
@@ -776,6 +777,21 @@ def test_what_the_cluster_says_is_shown_without_control_characters(place: Object
             code, out, err = run(*words)
             assert code == ExitCode.PARTLY
             assert not unprintable(out + err)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_what_becomes_of_machines_is_shown_as_text(place: Objects, run: Run, attack: str) -> None:
+    """The reason of a state, and the name of a machine that has one: others may have written both."""
+    place.document = document({"w1": "h100", "w2": "h100"}, {"h100": (0, 2, 0)})
+    place.texts = {name: json.dumps({**STATE, "reason": attack, "error": attack}) for name in ("w1", attack)}
+    place.ending = [[attack]]
+    for words in (("status",), ("down", "--dry-run"), ("down", "--dry-run", "--json"), ("up", "--dry-run"), ("down",)):
+        _, out, err = run(*words, *(() if words[0] == "status" else ("--yes",)))
+        assert is_plain(out + err), words
+    place.failure = attack
+    for words in (("up", "--yes"), ("down", "--yes")):
+        _, out, err = run(*words)
+        assert is_plain(out + err), words
 
 
 @pytest.mark.parametrize("found", [{}, {"machines": ATTACKS}, {"version": 1, "pools": {"../x": {}}}])

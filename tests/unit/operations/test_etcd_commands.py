@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from gpunodes.cli import common, root, status
+from gpunodes.cli import common, root, status, terminal
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.identity import matcher
 from gpunodes.identity.model import NodeIdentity
 from gpunodes.inventory import Inventory
-from gpunodes.model import MachineResult, Outcome, Role, RunResult
+from gpunodes.model import MachineResult, Outcome, Role, RunResult, printable
 from gpunodes.operations import kubeconfig, nodes, preflight
 from gpunodes.operations import status as cluster_status
 from gpunodes.operations.certs import ends, renew
@@ -26,6 +26,7 @@ from gpunodes.operations.etcd import restore
 from gpunodes.planner.candidates import MachineFacts
 from gpunodes.views import certificates as view
 
+from tests.hostile import ATTACKS, is_plain
 from tests.unit.operations.test_etcd_archive import ABOUT, made, snapshot
 
 SHA = hashlib.sha256(snapshot()).hexdigest()
@@ -206,6 +207,44 @@ def test_a_control_plane_that_the_inventory_does_not_know_stops_a_restore(
         # Only its kubelet may have stopped.
         assert "warning: the control plane cp-2 is not in the inventory" in done.stderr
         assert done.return_value == ExitCode.DONE
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_a_restore_hears_is_shown_as_text(
+    inventory: Inventory,
+    machine: list[str],
+    carried: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ready: bool,
+    attack: str,
+) -> None:
+    """The names of nodes, and what a machine says of the snapshot, or of its facts."""
+
+    def shown(*words: str) -> str:
+        done = run(inventory, "etcd", "restore", *words, "--yes")
+        if isinstance(done.exception, GpunodesError):
+            terminal.error(done.exception)
+        return done.stdout + done.stderr + capsys.readouterr().err
+
+    machine[0] = ANSWERS.format(json.dumps({"error": dict.fromkeys(("found", "wanted", "remedy"), attack)}))
+    listed = [{"name": attack, "role": "control_plane", "ready": ready}]
+    seen = preflight.Inspection((), "control-1", {"nodes": listed}, None, "", False, Path())
+    matched = {"control-1": matcher.Match(NodeIdentity(f"x{attack}"), attack)}
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, matched))
+    said = shown("b.tar")
+    assert "not in the inventory" in said
+    assert is_plain(said)
+    assert ready or f"control-1: {printable(attack)}".strip() in said, "the machine's error"
+    read = [MachineFacts("control-1", Role.CONTROL_PLANE, None, attack)]
+    silent = preflight.Inspection(read, "control-1", None, None, "", False, Path())
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(silent, {}))
+    for words in (("b.tar",), ("--abort",)):
+        said = shown(*words)
+        assert "control-1 cannot be read" in said
+        assert is_plain(said)
+    assert carried == []
 
 
 @pytest.mark.usefixtures("machine", "carried")

@@ -96,7 +96,7 @@ def _plan(inventory: Inventory, target: str, machines: Sequence[Machine]) -> Upg
         plan = upgrade_plan.run(inventory, target, view).plan
     finally:
         view.close()
-    terminal.line(view_of.table_of(plan), err=True)
+    terminal.report(view_of.table_of(plan), err=True)
     if not plan.possible:
         raise WrongInput(
             f"the upgrade to {target} is not possible yet", "a plan without findings", "see the plan above"

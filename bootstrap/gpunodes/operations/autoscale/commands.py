@@ -19,7 +19,7 @@ from gpunodes.engine.fleet import InventoryFleet, match_nodes, repair_settings
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError, Interrupted, WrongInput
-from gpunodes.model import Event, TaskEnded, printable
+from gpunodes.model import Event, TaskEnded
 from gpunodes.operations.autoscale import registering, removal
 from gpunodes.operations.autoscale.gathering import Gathered, cluster_settings, gather
 from gpunodes.operations.autoscale.objects import Objects
@@ -232,7 +232,7 @@ def _run(
     ``lost`` returns why the locks are lost, None while they are held: it is asked all the time. Returns the others
     that lack something for it, with why they do not respond.
     """
-    silent = {name: printable(why) for name, why in choice.failures}
+    silent = dict(choice.failures)
     failures: list[TaskEnded] = []
 
     def on_event(event: Event) -> None:

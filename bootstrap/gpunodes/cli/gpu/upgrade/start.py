@@ -104,7 +104,7 @@ def _plan(
         plan = gpu_upgrade_plan.run(inventory, on, view, {"gpunodes_driver_branch": driver})
     finally:
         view.close()
-    terminal.line(view_of.plan(plan), err=True)
+    terminal.report(view_of.plan(plan), err=True)
     if int(plan.exit_code):
         raise WrongInput(
             "the upgrade is not possible on all of these machines",
