@@ -149,5 +149,13 @@ def test_why_a_driver_cannot_be_upgraded() -> None:
 
 def test_packages_of_exact_requests() -> None:
     settings = {**defaults(), "gpunodes_driver_branch": "580.95.05", "gpunodes_cuda_versions": ["13.0.2"]}
-    assert {"nvidia-open", "cuda-toolkit-13-0"} <= {*gpu.exact_packages(settings)}
-    assert gpu.exact_packages(defaults()) == []
+    found = gpu.exact_packages(settings)
+    assert [*found] == ["nvidia"]
+    assert {"nvidia-open", "cuda-toolkit-13-0"} <= {*found["nvidia"]}
+    assert gpu.exact_packages(defaults()) == {}
+    exact = {**defaults(), "gpunodes_kubernetes_version": "1.36.3", "gpunodes_containerd_version": "2.1.4"}
+    assert gpu.exact_packages(exact) == {
+        "kubernetes": ["kubeadm", "kubectl", "kubelet"],
+        "docker": ["containerd.io"],
+        "system": ["containerd"],
+    }

@@ -68,6 +68,7 @@ def preflight(
                 node_address=str(settings[name][SETTING]),
                 network=settings_of(settings[name], storage=name in storage),
                 endpoint=endpoint_settings(settings[name]),
+                containerd=str(settings[name].get("gpunodes_containerd_version", "")),
             )
             for name, found in facts.items()
         ]
