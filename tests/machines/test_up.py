@@ -56,7 +56,7 @@ def test_a_join_upgrades_nothing(operator: Operator) -> None:
 
 
 def test_a_machine_is_switched_off_and_on_with_its_node(operator: Operator) -> None:
-    """By hand: its pods leave, its system shuts down, no repair switches it on, and it serves again when it is ready."""
+    """By hand: its pods leave, its system shuts down, no repair switches it on, and it serves again when it is well."""
     before = operator.ssh("worker-1", BOOT)
     operator.gpunodes("power", "worker-1", "off", "--drain", "--yes")
     machines = json.loads(operator.lab("status", "--json").stdout)["machines"]

@@ -821,7 +821,7 @@ _STORAGE = "its playbooks are walked above; test_storage_commands.py has a hosti
 _LOGINS = "test_registries.py: what stands in the cluster is hostile there"
 _NOTEBOOKS = "test_notebooks.py: a hostile cluster"
 _ALONE = "it contacts no machine"
-# Those that reach machines without Ansible are in test_scans.py. Files are in tests/unit/operations, or below tests/unit.
+# Those that reach machines without Ansible are in test_scans.py. Files are in tests/unit/operations or tests/unit.
 ELSEWHERE = {
     "adopt": "planner/test_adoption.py has hostile clusters; its machines are read as by preflight",
     "ports": _ALONE,

@@ -113,8 +113,7 @@ def run(
     private.mkdir(mode=0o700)
 
     verbose = settings.verbose()
-    # ansible-runner writes the caller's whole environment to this file, before the first event.
-    recorded = private / "artifacts" / "ansible" / "command"
+    recorded = private / "artifacts" / "ansible" / "command"  # the caller's whole environment
 
     def handle(raw: Mapping[str, Any]) -> bool:
         recorded.unlink(missing_ok=True)

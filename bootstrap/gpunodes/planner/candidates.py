@@ -96,6 +96,13 @@ class ClusterRequirements:
     fills them in."""
     control_planes: ControlPlanes = field(default_factory=ControlPlanes)
 
+    @property
+    def unread(self) -> dict[str, str]:
+        """The addresses of machines that may join a new cluster later; those that are checked report their networks."""
+        if self.ca_hash:
+            return {}
+        return {name: address for name, address in self.listed.items() if name not in self.addresses}
+
 
 def requirements_of(
     cluster: Mapping[str, Any] | None,

@@ -69,9 +69,7 @@ def _each_other(case: Case) -> Iterator[Problem]:
 
 def _overlaps(case: Case) -> Iterator[Problem]:
     if not networks.is_node(case.facts):
-        yield from networks.overlaps(
-            case.facts, case.settings, case.others, case.unread, in_cluster=case.in_cluster
-        )
+        yield from networks.overlaps(case.facts, case.settings, case.others, case.unread, in_cluster=case.in_cluster)
 
 
 def _overlap_warnings(case: Case) -> Iterator[Problem]:

@@ -340,9 +340,7 @@ def _network(
     )
     shared = controls if candidate.endpoint.vip else {}
     in_cluster, network = bool(requirements.ca_hash), candidate.network
-    # Those that are checked report their own networks; the ranges of a cluster that exists are fixed.
-    later = {} if in_cluster else requirements.listed
-    unread = {name: address for name, address in later.items() if name not in requirements.addresses}
+    unread = requirements.unread
     return find(network_checks.Case(facts, candidate.role, network, others, in_cluster, controls, shared, unread))
 
 

@@ -45,9 +45,7 @@ def test_ansible_dies_with_the_command_even_by_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_environment_is_on_disk_until_the_first_event_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_on_disk_until_the_first_event_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ansible-runner writes it before it starts Ansible, and a killed command leaves its files."""
     seen: list[bool] = []
 

@@ -428,7 +428,7 @@ def test_an_unfinished_roll_out_is_resumed_or_abandoned_first(monkeypatch: pytes
 def test_a_machine_that_ended_before_a_kill_is_not_begun_again(
     ends_well: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command was killed before it noted that; not every work reads from the machine that there is nothing to do."""
+    """The command was killed before it noted that: not every work sees on the machine that there is nothing to do."""
     place = fleet(2)
     work = known(monkeypatch, MemoryWork(place, failing={} if ends_well else {"w0": "prepare"}))
     monkeypatch.setattr(work, "needed", lambda _: "all there is")
@@ -436,9 +436,11 @@ def test_a_machine_that_ended_before_a_kill_is_not_begun_again(
     def killed(*_: Any) -> None:
         raise SystemExit
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(Engine, "_take", killed)
+    take = Engine._take
+    monkeypatch.setattr(Engine, "_take", killed)
+    with pytest.raises(SystemExit):
         roll_out(place, work)
+    monkeypatch.setattr(Engine, "_take", take)
     first = work.stages("w0")
     work.failing = {}
     result = resume(place)

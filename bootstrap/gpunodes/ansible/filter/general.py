@@ -43,9 +43,9 @@ def preflight(
 ) -> list[str]:
     """All errors of all machines, one line each.
 
-    By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory, also of
-    machines that may join a new cluster later. ``joins``: the machines are to be nodes. ``prepares``: they are only prepared, and join later. ``control_planes``: see
-    planner/control_planes.py. ``storage``: the machines that serve shares.
+    By machine: ``settings`` that are checked, and ``addresses`` of the inventory, also of machines that may join a new
+    cluster later. ``joins``: they are to be nodes. ``prepares``: they are only prepared, and join later.
+    ``control_planes``: see planner/control_planes.py. ``storage``: the machines that serve shares.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
@@ -76,9 +76,8 @@ def preflight(
         raise AnsibleFilterError(str(error)) from error
     elects = (cluster or {}).get("leader_election", True)
     controls = given(**control_planes, leader_election=elects) if control_planes else None
-    requirements = requirements_of(
-        cluster, kubernetes, joins=joins, prepares=prepares, control_planes=controls, listed=addresses
-    )
+    checked: dict[str, Any] = {"joins": joins, "prepares": prepares, "control_planes": controls, "listed": addresses}
+    requirements = requirements_of(cluster, kubernetes, **checked)
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 

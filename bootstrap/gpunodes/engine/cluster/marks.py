@@ -237,7 +237,7 @@ def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | No
 
 
 def end_rollout(node: NodeObject, rollout: str, now: float, *, done: bool) -> Patch | None:
-    """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out. ``done``: it ended well.
+    """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out. ``done``: all is well.
 
     Maintenance that began while the node was cordoned keeps it cordoned, and removes that cordon at its own end, if it
     has not expired. ``now`` in seconds since 1970.

@@ -85,7 +85,7 @@ class Engine:
         targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
         for target, needed in zip(targets, self._reading.needed(targets), strict=True):
             marked = target.node is not None and target.node.rollout == self._rollout.id
-            # A command that was killed may have finished it, and not written so; not every work can tell by the machine.
+            # A command that was killed may have finished it, and not noted that: not every work sees it there.
             finished = target.node is not None and target.node.rolled_out == self._rollout.id
             if (finished or needed == "") and not marked and target.name not in left:
                 self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
