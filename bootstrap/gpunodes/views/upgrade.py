@@ -41,7 +41,8 @@ def _sections(plan: UpgradePlan, columns: int | None) -> Iterator[str]:
             printable(f"  {each.machine} ({each.present or 'of an unknown version'}): {each.why}")
             for each in plan.passed_over
         ]
-        yield "\n".join(["Passed over:", *(part for line in lines for part in wrapped(line, columns, 4))])
+        title = "Passed over (their nodes count as unavailable: --max-unavailable):"
+        yield "\n".join([title, *(part for line in lines for part in wrapped(line, columns, 4))])
     if plan.components:
         names = [("COMPONENT", "FROM", "TO")]
         names += [(each.name, each.present, each.target or "by its role") for each in plan.components]

@@ -62,7 +62,8 @@ def candidate(name: str, **changes: Any) -> MachineFacts:
     number = MACHINES[name]
     role = Role.CONTROL_PLANE if name == "cp-1" else Role.WORKER
     found = {"hostname": name, "boot_id": f"boot-{number}", "kubernetes": {"role": role.value}, "packages": {}}
-    return MachineFacts(name, role, **{"facts": {**found, "cgroup": 2}, "address": f"10.0.0.{number}", **changes})
+    given: dict[str, Any] = {"facts": {**found, "cgroup": 2}, "address": f"10.0.0.{number}", **changes}
+    return MachineFacts(name, role, **given)
 
 
 def planned(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> upgrade_plan.Planned:
