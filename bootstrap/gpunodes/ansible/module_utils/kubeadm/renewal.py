@@ -27,6 +27,8 @@ from . import command, static_pods
 FRESH = 0.9
 """Share of its time that a certificate must have left to be kept."""
 _KUBEADM_S = 300
+_SOON_S = 3600
+"""A certificate that ends within so many seconds may have ended before all control planes are restarted."""
 _POLL_S = 1.0
 _PKI = f"{certificates.KUBERNETES}/pki"
 USES: Mapping[str, tuple[str, ...]] = {
@@ -41,6 +43,8 @@ USES: Mapping[str, tuple[str, ...]] = {
     "kube-scheduler": ("scheduler.conf",),
 }
 """The files below /etc/kubernetes that each static pod reads at its start, in the order of the restarts."""
+_PEER = "etcd/peer.crt"
+"""The certificate that members of etcd accept each other with."""
 _SERVED = {"etcd": (2379, "pki/etcd/server.crt"), "kube-apiserver": (6443, "pki/apiserver.crt")}
 """The ports on which the certificates are served, with their files."""
 
@@ -50,16 +54,14 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
 
     ``all_of_them``: also those that are new. ``limit_s``: for each restart.
     """
-    if not os.path.exists(f"{_PKI}/ca.crt") or not os.path.exists(kubeconfig.ADMIN):
-        raise MachineProblem("this machine is no control plane", "one that kubeadm made", "select control planes")
+    _check_control_plane()
     machine_ledger = ledger.load()
     report = Report()
     for name in static_pods.heal(machine_ledger, check):
         report.add(f"start {name}, which an interrupted run stopped")
     due = _due(all_of_them)
     _check_authorities(due)
-    for name, found in due.items():
-        report.add(f"renew {name}", Difference("certificates", {name: shown(found.not_after)}, {name: "renewed"}))
+    _add(report, due)
     restarts = [name for name in USES if _has(name) and (_older(name) or _affected(name, due))]
     for name in restarts:
         report.add(f"restart {name}", Difference("static pods", {}, {name: "restarted"}))
@@ -73,6 +75,36 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
         if _has(name):
             _check_served(name, limit_s)
     return report
+
+
+def renew_ended(check: bool) -> Report:
+    """Renew the files if the certificate has ended that members of etcd accept each other with; restart nothing.
+
+    A member whose certificate has ended is alone: restarted before the others have new files, it would wait for them
+    for ever. Members read these files for each new connection (etcd's documentation, Transport security model), so that
+    they have their quorum again without a restart as soon as most machines have new ones. Raises MachineProblem.
+    """
+    _check_control_plane()
+    # It is refused after a restore has stopped this machine.
+    static_pods.heal(ledger.load(), check=True)
+    report = Report()
+    due = _due(all_of_them=False)
+    if _PEER in due and due[_PEER].not_after < time.time() + _SOON_S:
+        _check_authorities(due)
+        _add(report, due)
+        if not check:
+            _run_kubeadm()
+    return report
+
+
+def _check_control_plane() -> None:
+    if not os.path.exists(f"{_PKI}/ca.crt") or not os.path.exists(kubeconfig.ADMIN):
+        raise MachineProblem("this machine is no control plane", "one that kubeadm made", "select control planes")
+
+
+def _add(report: Report, due: Mapping[str, Certificate]) -> None:
+    for name, found in due.items():
+        report.add(f"renew {name}", Difference("certificates", {name: shown(found.not_after)}, {name: "renewed"}))
 
 
 def shown(seconds: int) -> str:
