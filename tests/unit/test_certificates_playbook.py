@@ -25,7 +25,8 @@ folder, given = pathlib.Path(os.environ["FOLDER"]), json.loads(pathlib.Path(sys.
 name, stage = os.environ["MACHINE"], "files" if given.get("ended_only") else "restarts"
 with (folder / "calls").open("a") as calls:
     calls.write(f"{stage} {name}\\n")
-print(json.dumps({"failed": name in (folder / "failing").read_text(), "msg": "no", "changed": True, "actions": []}))
+failed = f"{stage} {name}" in (folder / "failing").read_text()
+print(json.dumps({"failed": failed, "msg": "no", "changed": True, "actions": []}))
 """
 
 
@@ -83,3 +84,17 @@ def test_all_files_are_renewed_before_the_first_restart(site: Site) -> None:
     output = site.run()
     assert sorted(site.calls[:3]) == ["files control-1", "files control-2", "files control-3"], output
     assert site.calls[3:] == ["restarts control-1", "restarts control-2", "restarts control-3"]
+
+
+def test_the_others_are_renewed_where_one_does_not_respond(site: Site) -> None:
+    site.off = "control-1"
+    output = site.run()
+    assert sorted(site.calls[:2]) == ["files control-2", "files control-3"], output
+    assert site.calls[2:] == ["restarts control-2", "restarts control-3"]
+    assert "fatal: [control-1]: UNREACHABLE!" in output
+
+
+def test_a_restart_that_fails_is_the_last_one(site: Site) -> None:
+    site.failing = "restarts control-2"
+    output = site.run()
+    assert site.calls[3:] == ["restarts control-1", "restarts control-2"], output

@@ -28,6 +28,7 @@ from gpunodes.ansible.module_utils import (
 from gpunodes.ansible.module_utils.kubeadm import renewal, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
+from gpunodes.planner import certificates as warnings
 
 from tests.programs import ending
 from tests.unit.etcd_member import Member, free_port, needs_etcd, programs
@@ -163,9 +164,9 @@ class Cluster:
         with self.at(machine):
             return renewal.renew_ended(check).actions
 
-    def renew(self, machine: Machine, limit_s: float = _PATIENCE_S) -> list[str]:
+    def renew(self, machine: Machine, limit_s: float = _PATIENCE_S, *, force: bool = False) -> list[str]:
         with self.at(machine):
-            return renewal.renew(all_of_them=False, limit_s=limit_s, check=False).actions
+            return renewal.renew(all_of_them=force, limit_s=limit_s, check=False).actions
 
     def working(self) -> int:
         """How many members work, as the first one sees it; 0 without a quorum."""
@@ -217,6 +218,29 @@ def test_certificates_that_have_ended_on_all_control_planes_are_renewed(cluster:
     assert [cluster.renew(each) for each in cluster.machines] == [[], ["restart etcd"], ["restart etcd"]]
     cluster.wait(3)
     assert [cluster.renew_ended(each) + cluster.renew(each) for each in cluster.machines] == [[], [], []]
+
+
+def test_the_last_members_of_a_quorum_are_not_restarted_unless_their_certificates_end_soon(cluster: Cluster) -> None:
+    """One of three is off: the restart of a second one stops the cluster, if only for seconds."""
+    first, *_, off = cluster.machines
+    (off.folder / "manifests/etcd.yaml").unlink()
+    cluster.sync(off)
+    cluster.wait(2)
+    before = (first.pki / "etcd/peer.crt").read_bytes()
+    with pytest.raises(MachineProblem, match=r"etcd does not work on control-3 \(127\.0\.0\.1\)"):
+        cluster.renew(first, force=True)
+    assert (first.pki / "etcd/peer.crt").read_bytes() == before
+    first.issue((renewal.SOON_DAYS - 1) * 86400)
+    assert "restart etcd" in cluster.renew(first, force=True)
+    cluster.wait(2)
+    (off.folder / "manifests/etcd.yaml").write_text("")
+    cluster.sync(off)
+    cluster.wait(3)
+    assert "restart etcd" in cluster.renew(first, force=True)
+
+
+def test_a_certificate_ends_soon_when_people_are_warned_of_it() -> None:
+    assert warnings.WARNING_DAYS == renewal.SOON_DAYS
 
 
 def test_valid_certificates_are_renewed_one_machine_at_a_time_only(cluster: Cluster) -> None:

@@ -13,6 +13,8 @@ description:
   - Runs C(kubeadm certs renew all) if a certificate has less than nine tenths of its time left.
   - Then restarts each static pod that is older than one of its certificates, one at a time, and checks that the API
     server and etcd serve the new ones. So a run after an interruption continues.
+  - Fails before that where the restart of etcd would stop the cluster because other members do not work, unless a
+    certificate ends within 30 days.
   - Never renews a certificate authority.
 options:
   ended_only:

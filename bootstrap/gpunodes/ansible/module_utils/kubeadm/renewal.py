@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import Mapping
 
-from .. import certificates, containers, kubeconfig, ledger, static_pod_files
+from .. import certificates, containers, etcd, kubeconfig, ledger, static_pod_files
 from ..certificates import Certificate
 from ..der import Invalid
 from ..problem import MachineProblem
@@ -27,6 +27,8 @@ from . import command, static_pods
 FRESH = 0.9
 """Share of its time that a certificate must have left to be kept."""
 _KUBEADM_S = 300
+SOON_DAYS = 30
+"""Days before its end from which a certificate is renewed although that takes the quorum of etcd for some seconds."""
 _SOON_S = 3600
 """A certificate that ends within so many seconds may have ended before all control planes are restarted."""
 _POLL_S = 1.0
@@ -61,6 +63,7 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
         report.add(f"start {name}, which an interrupted run stopped")
     due = _due(all_of_them)
     _check_authorities(due)
+    _check_quorum(due)
     _add(report, due)
     restarts = [name for name in USES if _has(name) and (_older(name) or _affected(name, due))]
     for name in restarts:
@@ -145,6 +148,29 @@ def _check_authorities(due: Mapping[str, Certificate]) -> None:
                 "the keys of all authorities",
                 "renew the certificates where that key is kept",
             )
+
+
+def _check_quorum(due: Mapping[str, Certificate]) -> None:
+    """Raise MachineProblem before a renewal that would stop a cluster in which other members of etcd do not work.
+
+    Not where a certificate ends soon: the cluster is away for some seconds then, as with a single control plane.
+    """
+    if not due or min(each.not_after for each in due.values()) < time.time() + SOON_DAYS * 86400:
+        return
+    try:
+        voters = [each for each in etcd.members() if each.votes]
+        working = etcd.healthy(voters)
+    except MachineProblem:
+        return  # Without a quorum there is none to lose.
+    down = [str(each) for each in voters if each.id not in working]
+    if down and len(working) - 1 < etcd.quorum(len(voters)):
+        raise MachineProblem(
+            f"etcd does not work on {', '.join(down)}: while it is restarted on this machine, {len(working) - 1} of "
+            f"{len(voters)} members would work",
+            f"at least {etcd.quorum(len(voters))}: with fewer the cluster stops",
+            "start those machines, or `gpunodes remove --dead` one that is gone; a certificate that ends within "
+            f"{SOON_DAYS} days is renewed in any case",
+        )
 
 
 def _run_kubeadm() -> None:
