@@ -13,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from gpunodes.cli import common, root, status, terminal
+from gpunodes.cli.certs import renew as renew_command
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.identity import matcher
@@ -357,6 +358,22 @@ def test_a_sub_command_has_its_own_inventory(tmp_path: Path, monkeypatch: pytest
     error = CliRunner().invoke(root, ["certs", "renew", "-i", "other.yml"], standalone_mode=False).exception
     assert isinstance(error, WrongInput)
     assert "no inventory at other.yml" in str(error)
+
+
+def test_a_control_plane_that_does_not_respond_is_named_with_what_to_do(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory.path.write_text("control_plane: {hosts: {control-1: {}, control-2: {}, control-3: {}}}\n")
+    off = MachineResult("control-2", Outcome.UNREACHABLE, cause="no route to host")
+    done = [MachineResult(f"control-{number}", Outcome.CHANGED) for number in (1, 3)]
+    monkeypatch.setattr(renew_command, "carry_out", lambda *_: RunResult("certs renew", [off, *done], log="log"))
+    monkeypatch.setattr(renew, "refresh", lambda _: "fetched")
+    found = run(inventory, "certs", "renew")
+    assert found.return_value == ExitCode.PARTLY
+    assert "control-2  UNREACHABLE  no route to host" in found.stdout
+    assert found.stderr.splitlines()[-1] == (
+        "control-2 has its old certificates: start it, then run `gpunodes certs renew control-2`"
+    )
 
 
 def config(ca: str) -> dict[str, Any]:
