@@ -37,11 +37,11 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch, tmp_path / "state")
 
 
-def rolled(place: Fleet, work: MemoryWork, **options: int) -> tuple[RolloutResult, str]:
+def rolled(place: Fleet, work: MemoryWork) -> tuple[RolloutResult, str]:
     """A roll-out, and all that it shows."""
     shown = io.StringIO()
     report = progress.RepairLines(shown).report
-    result = commands.roll_out(place, place.all_machines(), work, RolloutOptions(**options), report, "test")
+    result = commands.roll_out(place, place.all_machines(), work, RolloutOptions(), report, "test")
     return result, shown.getvalue() + everything(place, result)
 
 

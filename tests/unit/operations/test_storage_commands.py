@@ -352,7 +352,9 @@ def test_what_stands_in_the_cluster_is_shown_as_text(
 
     def carry_out(operation: Any, _: Any, machines: Any, __: Any, options: Any) -> RunResult:
         place.steps.append((operation.name, [each.name for each in machines], options.variables))
-        results = [MachineResult(each.name, Outcome.FAILED, "", attack, notes=(attack,)) for each in machines]
+        results = [
+            MachineResult(each.name, Outcome.FAILED, phase="", cause=attack, notes=(attack,)) for each in machines
+        ]
         return RunResult(operation.name, results)
 
     def fails(*_: Any, **__: Any) -> Any:
