@@ -248,6 +248,7 @@ def _candidate(
         containerd=str(resolved[CONTAINERD]),
         address=machine.address,
         node_address=str(resolved[ADDRESS]),
+        silent=facts is None and failure is not None and failure.outcome is Outcome.UNREACHABLE,
     )
 
 

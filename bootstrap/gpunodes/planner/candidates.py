@@ -42,6 +42,8 @@ class MachineFacts:
     """Its setting gpunodes_time_service."""
     containerd: str = ""
     """Its setting gpunodes_containerd_version."""
+    silent: bool = False
+    """It did not answer at all; else ``unreachable`` is what failed on it."""
 
 
 class Growth(Enum):
@@ -99,7 +101,7 @@ class ClusterRequirements:
     @property
     def unread(self) -> dict[str, str]:
         """The addresses of machines that may join a new cluster later; those that are checked report their networks."""
-        if self.ca_hash:
+        if self.ca_hash or self.prepares:
             return {}
         return {name: address for name, address in self.listed.items() if name not in self.addresses}
 

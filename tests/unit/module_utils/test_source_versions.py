@@ -202,8 +202,7 @@ class Listing:
         self.calls: list[tuple[str, ...]] = []
         self._warns = warns
         monkeypatch.setattr(packages, "detect", packages.Apt)
-        monkeypatch.setattr(packages.Apt, "get", self.run)
-        monkeypatch.setattr(source_versions, "run", lambda argv: self.run(*argv))
+        monkeypatch.setattr(source_versions, "run", lambda argv, *_: self.run(*argv))
 
     def run(self, *argv: str) -> CommandResult:
         self.calls.append(argv)

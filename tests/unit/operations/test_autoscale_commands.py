@@ -57,6 +57,8 @@ class Objects(MemoryStore):
         self.daemons: list[dict[str, Any]] = []
         self.dead: set[str] = set()
         """The machines that do not respond over SSH."""
+        self.odd: set[str] = set()
+        """Those of them that do respond, and on which something else fails."""
         self.api = repair_fleet.Api()
         self.ending: list[list[str]] = []
         """The nodes of its pods, by request from the last one on."""
@@ -81,7 +83,14 @@ class Objects(MemoryStore):
     def inspect(self, _: Inventory, machines: Any, folder: Path, *__: Any, **___: Any) -> preflight.Inspection:
         why = {each.name: "no route to host" if each.name in self.dead else "" for each in machines}
         found = [
-            MachineFacts(name, Role.WORKER, facts=None if each else {}, unreachable=each) for name, each in why.items()
+            MachineFacts(
+                name,
+                Role.WORKER,
+                facts=None if each else {},
+                unreachable=each,
+                silent=bool(each) and name not in self.odd,
+            )
+            for name, each in why.items()
         ]
         return preflight.Inspection(found, "control-1", {}, None, "", interrupted=False, log=folder)
 
@@ -727,6 +736,17 @@ def one_is_dead(place: Objects, tmp_path: Path) -> Objects:
     Path("hosts.yml").write_text(THREE.replace("gpunodes_power_image: registry.example/gpunodes:1", archive))
     place.silent = [("control-3", f"no route {ATTACKS[0]}")]
     return place
+
+
+def test_a_machine_that_responds_and_cannot_be_read_stops_up_before_anything_is_written(
+    place: Objects, run: Run
+) -> None:
+    """Such as with a wrong password for sudo, which may be that of all machines."""
+    place.objects["w2"], place.dead, place.odd = node_object("w2"), {"w2"}, {"w2"}
+    code, _, errors = run("up", "--yes")
+    assert code == ExitCode.FAILED
+    assert "no route to host" in errors
+    assert (place.document, place.passwords, place.runs) == (None, {}, [])
 
 
 def test_up_leaves_a_dead_control_plane_out_and_says_so(one_is_dead: Objects, run: Run) -> None:

@@ -19,6 +19,8 @@ from .process import run
 from .proxies import Proxies, opener, within
 
 _LIMIT_S = 60
+_LISTS_S = 180
+"""For all lists of a machine's own sources."""
 _WHOLE_S = 180
 _MOST_FETCHED = 64 << 20
 """Bytes of an index that are fetched; NVIDIA's have less than two million."""
@@ -61,7 +63,7 @@ def of_system(names: Sequence[str]) -> dict[str, list[str]]:
     if not isinstance(packages.detect(), packages.Apt):
         raise MachineProblem("its packages do not come by apt")
     with packages.other_lists() as options:
-        updated = packages.Apt.get(*options, "update")
+        updated = run(["apt-get", *options, "update"], _LISTS_S)
         # apt only warns about a source that it cannot reach.
         if not updated.ok or "Failed to fetch" in updated.text:
             raise MachineProblem("its package sources cannot be read")

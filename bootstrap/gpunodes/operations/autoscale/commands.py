@@ -278,8 +278,10 @@ def _wait(objects: Objects, names: Set[str]) -> None:
 
 def _unknown(found: AutoscaleStatus, gathered: Gathered) -> dict[str, str]:
     """The machines whose BMCs do not say whether they are on, by name, and why."""
+    names = {node: machine.name for node, machine in gathered.machines.items()}
     return {
-        gathered.machines[each.node].name: f"{each.reason}; {each.unusable}: it is not used until then"
+        # Another command may have written a plan with more machines meanwhile.
+        names.get(each.node, each.node): f"{each.reason}; {each.unusable}: it is not used until then"
         for each in found.machines
         if each.phase == Phase.LEFT_ALONE and each.failed
     }

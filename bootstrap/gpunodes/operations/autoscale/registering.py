@@ -86,11 +86,11 @@ def _left(name: str, found: SeenNode | None, state: Switched | None) -> str:
 
 
 def _silent(fleet: InventoryFleet, machines: Sequence[Machine], view: RunView) -> dict[str, str]:
-    """Why machines do not respond, by name."""
+    """Why machines do not respond, by name; one that responds, and on which something fails, is not among them."""
     if not machines:
         return {}
     view.begin("autoscale up", machines)
     seen = preflight.inspect(fleet.inventory, machines, journal.open_run("autoscale up"), view, {}, sources=False)
     if seen.interrupted:
         raise Interrupted
-    return {each.name: each.unreachable for each in seen.candidates if each.facts is None}
+    return {each.name: each.unreachable for each in seen.candidates if each.silent}

@@ -88,7 +88,9 @@ class Engine:
             # A command that was killed may have finished it, and not noted that: not every work sees it there.
             finished = target.node is not None and target.node.rolled_out == self._rollout.id
             if (finished or needed == "") and not marked and target.name not in left:
-                self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
+                outcome = RolloutOutcome.DONE if finished else RolloutOutcome.UNCHANGED
+                canary = not self._command.is_control_plane(target.name)
+                self._rollout = self._rollout.with_end(target.name, outcome, _NOTHING, canary=canary)
                 if not resumed:
                     self._results[target.name] = MachineRollout(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
         self._command.report("", f"{len(self._rollout.waiting)} of {len(waiting)} machines need {self._work.name}")
@@ -186,7 +188,7 @@ class Engine:
 
     def _choose(self) -> int:
         """Decide and begin; the number of machines that were begun or ended by that."""
-        if self._reading.forgotten:
+        if self._reading.forgotten.intersection(self._rollout.waiting):
             self._read_again()
         try:
             with self._command.leases.deciding():
