@@ -225,6 +225,7 @@ test-part: $(ANSIBLE)/.installed ## One part of test-machines: PART=NAME, or the
 test-machines: $(ANSIBLE)/.installed ## All parts in sequence; takes hours without KVM
 	$(MACHINES) tests/machines
 	$(MAKE) --no-print-directory test-part PART=roles
+	$(MAKE) --no-print-directory test-part PART=prepared
 
 .PHONY: test-slow
 test-slow: $(INSTALLED)/.installed ## Build of NVIDIA's real driver on a virtual machine; takes more than an hour without KVM

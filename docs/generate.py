@@ -24,7 +24,7 @@ import yaml
 from gpunodes import __version__, cli
 from gpunodes.health.rules import RULES
 from gpunodes.model import Phase
-from gpunodes.planner import addons, firewall, preflight, space, tables
+from gpunodes.planner import addons, control_planes, drift, firewall, preflight, space, tables
 from gpunodes.views import ports
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +132,20 @@ def command_section(name: str, command: click.Command) -> Iterator[str]:
             "| `reachable` | a machine that responds |",
         )
         yield from (f"| `{check.name}` | {cell(check.title)} |" for check in preflight.CHECKS)
+        yield from (f"| `{check}` | {cell(title)} |" for check, title in OF_SEVERAL.items())
+
+
+OF_SEVERAL = {
+    "machine_id": "no other machine or node has its machine-id, or its host name",
+    "product_uuid": "no other machine or node has its system UUID",
+    "cluster": "the control plane has the cluster that the machines join",
+    control_planes.CHECK: "how many control planes there are, or would be, and that they can form one cluster",
+    "pool": "no node moves to another pool (a warning)",
+    drift.CHECK: "control planes and kubelets have the settings of the inventory (a warning)",
+    "certificates": "no certificate of the cluster ends soon (a warning)",
+    "storage": "nothing that is known to harm shared storage (a warning)",
+}
+"""The checks of preflight that are about several machines, and what they require."""
 
 
 def summary(command: click.Command) -> str:

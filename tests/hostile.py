@@ -51,6 +51,11 @@ def unprintable(output: str) -> list[str]:
     return [character for character in output if not character.isprintable() and character != "\n"]
 
 
+def is_plain(output: str) -> bool:
+    """Whether an output has no control characters, and no line that an attack wrote."""
+    return unprintable(output) == [] and CANARY not in output.splitlines()
+
+
 PIN = "sha256:" + "a" * 64
 """CA hash of the cluster in ``cluster_report``."""
 

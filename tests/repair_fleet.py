@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from gpunodes.engine import records
@@ -50,6 +50,7 @@ class Api:
     events: list[dict[str, Any]] = field(default_factory=list)
     budgeted: set[str] = field(default_factory=set)
     """Pods whose eviction a disruption budget forbids."""
+    refusal: str = "Cannot evict pod as it would violate the pod's disruption budget."
     sticky: set[str] = field(default_factory=set)
     """Pods that never terminate."""
     switched: dict[str, str] | None = None
@@ -125,21 +126,21 @@ class Api:
         if path == "/api/v1/nodes":
             return 200, {"items": list(self.nodes.values())}
         if path.startswith("/api/v1/nodes/"):
-            return self._a_node(method, path.rpartition("/")[2], body)
+            return self._a_node(method, unquote(path.rpartition("/")[2]), body)
         if path == "/api/v1/pods":
             node = query["fieldSelector"][0].partition("=")[2]
             return 200, {"items": [pod for pod in self.pods.values() if pod["spec"]["nodeName"] == node]}
         if path.endswith("/eviction"):
-            name = path.split("/")[-2]
+            name = unquote(path.split("/")[-2])
             if name in self.budgeted:
-                return 429, "Cannot evict pod as it would violate the pod's disruption budget."
+                return 429, self.refusal
             self._end(name)
             return 200, {}
         if path.endswith("/events"):
             self.events.append(body)
             return 200, body
         if method == "DELETE" and "/pods/" in path:
-            self.pods.pop(path.rpartition("/")[2], None)
+            self.pods.pop(unquote(path.rpartition("/")[2]), None)
             return 200, {}
         raise AssertionError(f"{method} {path}")
 

@@ -88,7 +88,7 @@ PARTS: Mapping[str, Part] = {
     "data-disk": Part(33, ("test_data_disk.py",)),
     "scaling-reboot": Part(38, ("test_scaling_reboot.py",)),
     "walkthrough-guide": Part(35, ("test_walkthrough_guide.py",)),
-    "up": Part(16, ("test_up.py",)),
+    "up": Part(21, ("test_up.py",)),
     "leave": Part(37, ("test_leave.py",)),
     "pool-guard": Part(31, ("test_pool_guard.py",)),
     "pool": Part(30, ("test_pool.py",)),

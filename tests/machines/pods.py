@@ -20,18 +20,22 @@ _SCHEDULING = Path(__file__).parents[2] / "docs" / "scheduling.md"
 
 _SEARCH = """for file in /dev/nvidia*; do test -e "$file" && echo "got $file"; done
 nvidia-smi -L 2>/dev/null | grep UUID
-echo searched"""
+echo "searched as $NVIDIA_VISIBLE_DEVICES"
+"""
 _ALL = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}]
 _BY_NAME = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "nvidia.com/gpu=all"}]
 _ANNOTATED = {"cdi.k8s.io/greedy": "nvidia.com/gpu=all"}
 _GREEDY: dict[str, tuple[list[dict[str, str]], dict[str, str], dict[str, str]]] = {
+    # The image sets the variable itself.
+    "greedy-image": ([], {}, {}),
+    "greedy-image-runtime": ([], {"runtimeClassName": "nvidia"}, {}),
     "greedy-variable": (_ALL, {}, {}),
     "greedy-runtime": (_ALL, {"runtimeClassName": "nvidia"}, {}),
     "greedy-name": (_BY_NAME, {"runtimeClassName": "nvidia"}, {}),
     "greedy-annotation": ([], {}, _ANNOTATED),
     "greedy-annotation-runtime": ([], {"runtimeClassName": "nvidia"}, _ANNOTATED),
 }
-"""Attempts to get GPUs without a request: variables, further fields of the pod, annotations."""
+"""Attempts to get GPUs without a request: variables of the pod, its further fields, annotations."""
 
 
 def copy(operator: Operator, folder: Path, target: str) -> None:
@@ -81,14 +85,16 @@ def ended(operator: Operator, name: str) -> tuple[str, str]:
 
 
 def greedy(operator: Operator, node: str, image: str) -> dict[str, str]:
-    """Run pods on a GPU node that try to get a GPU without a request; returns the log of each."""
+    """Run pods of one of NVIDIA's images on a GPU node that try to get a GPU without a request; returns their logs."""
     for name, (variables, spec, notes) in _GREEDY.items():
         start(operator, name, image, _SEARCH, {"env": variables}, notes, nodeName=node, **spec)
     return {name: ended(operator, name)[1].strip() for name in _GREEDY}
 
 
-NOTHING = dict.fromkeys(_GREEDY, "searched")
-"""The result of ``greedy`` where only pods with a request get GPUs."""
+NOTHING = {
+    name: f"searched as {variables[0]['value'] if variables else 'all'}" for name, (variables, *_) in _GREEDY.items()
+}
+"""The result of ``greedy`` where only pods with a request get GPUs: the variable of each, its own or its image's."""
 
 
 def examples(heading: str) -> list[str]:

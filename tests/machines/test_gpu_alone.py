@@ -17,7 +17,7 @@ from gpunodes.inventory import Inventory
 
 from .conftest import BARE, STATE, LabSpec, Operator, lines
 
-LAB = LabSpec("debian13", workers=0, gpu_workers=1, up_options=("--cpus", "2"))
+LAB = LabSpec("debian13", workers=0, gpu_workers=1, up_options=("--cpus", "2", "--data-disk"))
 INSTALL = ("gpu", "install", "gpu-1", "--driver", "580")
 # Like the real module it is loaded at every boot, for any GPU; like one with a console it cannot be unloaded.
 NOUVEAU = """
@@ -65,7 +65,8 @@ def _host_settings(operator: Operator, users: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in (operator.folder / "inventory" / "group_vars").glob("*.yml"):
         shutil.copy(file, folder)
-    (folder / "gpu_hosts.yml").write_text(yaml.safe_dump({"gpunodes_docker_users": list(users)}))
+    given = {"gpunodes_docker_users": list(users), "gpunodes_data_directory": "/data"}
+    (folder / "gpu_hosts.yml").write_text(yaml.safe_dump(given))
 
 
 def _connection(operator: Operator) -> tuple[str, ...]:
@@ -87,6 +88,8 @@ def test_docker_with_gpus_is_installed_by_address_without_a_control_plane(operat
     assert list(yaml.safe_load(inventory.read_text())) == ["gpu_hosts"]
     assert operator.ssh("gpu-1", MEMBERS).strip().split(",") == list(USERS)
     assert operator.ssh("gpu-1", LOCKED, code=None) == "", "the lock is released"
+    for data in ("/var/lib/docker", "/var/lib/containerd"):
+        assert operator.ssh("gpu-1", f"findmnt -no SOURCE --target {data}").startswith("/dev/vdb"), data
     # A second run changes nothing.
     before = operator.ssh("gpu-1", STATE, code=None)
     [machine] = operator.document(*command, "gpu_hosts")["machines"]
@@ -139,6 +142,7 @@ def test_reset_leaves_nothing_of_docker(operator: Operator) -> None:
     operator.gpunodes("reset", "--yes", "gpu_hosts", "-i", str(inventory))
     assert lines(operator.ssh("gpu-1", BARE)) == _bare
     assert operator.ssh("gpu-1", "ls -d /var/lib/docker /run/docker /sys/class/net/docker0", code=None) == ""
+    assert operator.ssh("gpu-1", "ls -A /data").split() == ["lost+found"]
     assert operator.ssh("gpu-1", "iptables-save | grep ':FORWARD DROP'", code=None) == ""
 
 

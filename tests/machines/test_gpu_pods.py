@@ -74,10 +74,7 @@ def test_a_cell_of_a_notebook_sees_the_gpu(operator: Operator) -> None:
 
 
 def test_gpus_go_only_to_pods_that_request_them(operator: Operator) -> None:
-    """No GPU by a variable of a pod, by NVIDIA's runtime, or by an annotation.
-
-    An image's variable is not tried: containerd writes both into the same list, before NVIDIA's runtime reads it.
-    """
+    """No GPU by a variable of an image or a pod, by NVIDIA's runtime, or by an annotation."""
     assert greedy(operator, "gpu-1", GPU_IMAGE) == NOTHING
 
 

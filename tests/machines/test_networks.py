@@ -36,6 +36,8 @@ table inet filter {
     chain forward { type filter hook forward priority filter; policy drop; }
 }
 """
+# BARE, the names in the firewall, and the limits that a node raises.
+UNDONE = f"{{ {BARE}\n}}; nft list ruleset | grep gpunodes; sysctl fs.inotify kernel.pid_max"
 _bare: dict[str, list[str]] = {}
 
 
@@ -103,7 +105,7 @@ def test_the_machines_have_a_firewall(operator: Operator) -> None:
     operator.each(MACHINES, "{ apt-get -qq update && apt-get -qqy install nftables; } >/dev/null 2>&1")
     for machine in MACHINES:
         operator.ssh(machine, f"cat >/etc/nftables.conf <<'END'\n{FIREWALL}END\nsystemctl enable --now nftables")
-    _bare.update(operator.each(MACHINES, BARE))
+    _bare.update(operator.each(MACHINES, UNDONE))
 
 
 def test_without_the_proxy_preflight_reports_the_package_sources(operator: Operator, proxy: Path) -> None:
@@ -173,10 +175,22 @@ def test_init_uses_the_address_by_which_it_was_reached(operator: Operator, proxy
     assert any("/v2/" in target for target in targets)  # containerd
 
 
-def test_a_worker_joins_through_the_firewall(operator: Operator, proxy: Path) -> None:
+def test_a_worker_joins_through_the_firewall_at_the_address_that_is_set(operator: Operator, proxy: Path) -> None:
+    """It is reached by a name: without gpunodes_node_address it gets the address of its default route."""
     assert proxy.exists()
-    operator.gpunodes("join", "worker-1")
     network = gateway(operator).rpartition(".")[0]
+    inventory = operator.folder / "inventory" / "hosts.yml"
+    text = inventory.read_text()
+    hosts = yaml.safe_load(text)
+    worker = hosts["all"]["children"]["workers"]["hosts"]["worker-1"]
+    reached = f"-o HostName={worker['ansible_host']} -o HostKeyAlias={worker['ansible_host']}"
+    worker |= {"ansible_host": "worker-1.test", "ansible_ssh_common_args": reached}
+    worker["gpunodes_node_address"] = f"{network}.0/24"
+    inventory.write_text(yaml.safe_dump(hosts))
+    try:
+        operator.gpunodes("join", "worker-1")
+    finally:
+        inventory.write_text(text)
     addresses = r"""jsonpath={range .items[*]}{.status.addresses[?(@.type=="InternalIP")].address}{" "}{end}"""
     assert set(operator.kubectl("get", "nodes", "-o", addresses).split()) == {f"{network}.11", f"{network}.21"}
     public = r"jsonpath={range .items[*]}{.metadata.annotations.flannel\.alpha\.coreos\.com/public-ip}{' '}{end}"
@@ -241,11 +255,12 @@ def test_another_address_of_a_node_is_refused(operator: Operator) -> None:
     write_settings(operator, **with_proxy(operator), gpunodes_node_address=f"{second}.0/24")
     done = operator.gpunodes("join", "worker-1", code=1)
     assert "nothing was changed" in done.stdout
+    assert f"{second}.0/24" in done.stdout + done.stderr
     write_settings(operator, **with_proxy(operator))
 
 
 def test_reset_restores_the_machines(operator: Operator) -> None:
     operator.gpunodes("reset", "--yes", "worker-1", "control-1")
     for machine in MACHINES:
-        assert lines(operator.ssh(machine, BARE)) == _bare[machine]
+        assert lines(operator.ssh(machine, UNDONE)) == _bare[machine]
         assert operator.ssh(machine, "ls -A /data").split() == ["lost+found"]

@@ -8,6 +8,7 @@ from .conftest import STATE, LabSpec, Operator
 
 LAB = LabSpec("debian12", workers=1, kubernetes="1.35")
 MACHINES = ("control-1", "worker-1")
+BOOT = "cat /proc/sys/kernel/random/boot_id"
 
 
 def test_up_makes_a_cluster(operator: Operator) -> None:
@@ -52,3 +53,26 @@ def test_a_join_upgrades_nothing(operator: Operator) -> None:
     document = operator.document("join", "worker-1")
     assert document["machines"][0]["outcome"] == "unchanged"
     assert operator.ssh("worker-1", "dpkg-query -W -f '${Version}' kubelet").startswith("1.35.")
+
+
+def test_a_machine_is_switched_off_and_on_with_its_node(operator: Operator) -> None:
+    """By hand: its pods leave, its system shuts down, no repair switches it on, and it serves again when it is well."""
+    before = operator.ssh("worker-1", BOOT)
+    operator.gpunodes("power", "worker-1", "off", "--drain", "--yes")
+    machines = json.loads(operator.lab("status", "--json").stdout)["machines"]
+    assert {each["name"]: each["power"] for each in machines} == {"control-1": "on", "worker-1": "off"}
+    assert "switched off by" in operator.gpunodes("maintenance", "list").stdout
+    repaired = operator.gpunodes("health", "worker-1", "--reboot-hung", "--yes", code=None)
+    assert "switched off by" in repaired.stdout + repaired.stderr
+    assert operator.document("power", "worker-1", "status")["state"] == "off"
+    node = ("get", "node", "worker-1", "-o", "jsonpath={.spec.unschedulable}")
+    assert operator.kubectl(*node).strip() == "true"
+    # Once more changes nothing.
+    operator.gpunodes("power", "worker-1", "off", "--drain", "--yes")
+    operator.gpunodes("power", "worker-1", "on", "--wait", "--yes")
+    assert operator.ssh("worker-1", BOOT) != before
+    assert operator.kubectl(*node).strip() == ""
+    assert "worker-1" not in operator.gpunodes("maintenance", "list").stdout
+    # Its shutdown was an orderly one: the journal of that boot ends with it.
+    ended = operator.ssh("worker-1", "journalctl -b -1 -n 60 --no-pager -o cat")
+    assert "Reached target" in ended, ended

@@ -32,6 +32,7 @@ EXPECTED = {
         "gpunodes up",
         "gpunodes gpu verify",
         "gpunodes kubeconfig",
+        "kubectl --kubeconfig acs",
     ),
     "aks-engine": ("gpunodes up", "gpunodes gpu verify", "kubectl apply"),
     "cdk": ("gpunodes preflight", "gpunodes up", "gpunodes gpu verify", "gpunodes kubeconfig"),

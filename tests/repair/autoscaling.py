@@ -7,6 +7,7 @@ or a kernel.
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gpunodes.autoscale import plan, service
-from gpunodes.autoscale.nodes import MORE_GPUS, STOPPING
+from gpunodes.autoscale.nodes import MORE_GPUS, POWER_OFF, STOPPING
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.power import AlreadyOn, PoweredMachines
 from gpunodes.autoscale.proof import NAMESPACE
@@ -30,7 +31,7 @@ from gpunodes.engine.power import PowerProblem, PowerState, Trouble
 from gpunodes.lab.mirror import gobuild, pins
 from gpunodes.lab.mirror import store as cached
 
-from tests.power_fleet import GPU, document, node_object
+from tests.power_fleet import GPU, document, node_object, uuid
 from tests.programs import ending
 
 from .apiserver import MINOR, ApiServer, cache, free_port
@@ -217,6 +218,55 @@ def _process(log: Path, argv: Sequence[str]) -> Iterator[None]:
 
 def _create(server: ApiServer, kind: str, name: str, content: Mapping[str, Any]) -> None:
     server.call("POST", f"/api/v1/namespaces/kube-system/{kind}", {"metadata": {"name": name}, **content})
+
+
+def node(server: ApiServer, name: str, provider: str) -> None:
+    """A ready node with everything that the autoscaler and the power server set."""
+    own = ["gpunodes.dev/starting", "gpunodes.dev/stopping", "ToBeDeletedByClusterAutoscaler"]
+    notes = {
+        "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true",
+        "gpunodes.dev/autoscaler-disabled": "maintenance",
+        POWER_OFF: "boot",
+    }
+    taints = [{"key": key, "effect": "NoSchedule"} for key in [*own, "yours"]]
+    body = {"metadata": {"name": name, "annotations": notes}, "spec": {"providerID": provider, "taints": taints}}
+    server.call("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", **body})
+    status = {
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
+        "nodeInfo": {"systemUUID": uuid(name), "bootID": f"boot-{name}"},
+    }
+    server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, "application/merge-patch+json")
+
+
+def write_plan(folder: Path, port: int) -> dict[str, Any]:
+    """Write the files of the power server for h1, whose BMC is a service on loopback; its plan."""
+    planned = document({"h1": "h100"}, {"h100": (0, 1, 0)})
+    planned["machines"]["h1"]["bmc"] = {
+        "gpunodes_bmc_type": "redfish",
+        "gpunodes_bmc_address": f"http://127.0.0.1:{port}",
+        "gpunodes_bmc_user": "admin",
+        "gpunodes_bmc_verify": "true",
+        "gpunodes_bmc_identity": "check",
+    }
+    (folder / "plan.json").write_text(json.dumps(planned))
+    (folder / "bmc").mkdir()
+    (folder / "bmc" / "h1").write_text("secret")
+    return planned
+
+
+@contextlib.contextmanager
+def program(server: ApiServer, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m gpunodes.autoscale`, as in its pod, with a kubeconfig, and with the files of ``write_plan``."""
+    words = [f"--plan={folder}/plan.json", f"--passwords={folder}/bmc", f"--kubeconfig={server.kubeconfig}"]
+    argv = [sys.executable, "-m", "gpunodes.autoscale", *words, f"--listen=unix://{folder}/socket"]
+    with (folder / "power.log").open("ab") as log:
+        process = subprocess.Popen(ending(argv), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def wait(seen: Callable[[], object], limit_s: float = 60) -> None:

@@ -20,6 +20,8 @@ from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, Role
 from gpunodes.operations import claims
 
+PROGRAM = Path(__file__)
+
 
 def main(kubeconfig: str, command: str, *names: str) -> None:
     """Hold the locks of the command."""

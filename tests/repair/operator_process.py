@@ -3,7 +3,8 @@
 With NAME it is `repair NAME`, else `health --reboot-hung`. A machine whose name begins with c is the control plane.
 
 All of gpunodes is real (policy, stages, session program, locks, drain); each machine is a file in the folder
-MACHINES with its health, its boot, and the steps done to it. Only the SSH lock is omitted. Prints the result as JSON.
+MACHINES with its health, its boot, and the steps done to it. No step ends while there is a file NAME.hold beside it.
+Only the SSH lock is omitted. Prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class FileMachine:
         # The kubelet of the new boot.
         status = {"status": {"nodeInfo": {"bootID": self.boot_id(state)}}}
         self._api.request("PATCH", f"/api/v1/nodes/{self.name}/status", status, "application/merge-patch+json")
+        while self._path.with_suffix(".hold").exists():
+            time.sleep(0.1)
 
     # engine.fleet.ControlsMachine
 
@@ -147,6 +150,8 @@ class Fleet:
             "gpunodes_repair_settle": 0,
             "gpunodes_repair_evidence_days": 90,
             "gpunodes_repair_evidence_mib": 100,
+            "gpunodes_rollout_drain_timeout": 120,
+            "gpunodes_rollout_verify_timeout": 120,
         }
 
     def session(self) -> Session:

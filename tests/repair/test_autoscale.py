@@ -26,7 +26,6 @@ from gpunodes.planner import registration
 
 from tests import redfish
 from tests.power_fleet import document, uuid
-from tests.programs import ending
 
 from . import apiserver, autoscaling
 from .autoscaling import Site
@@ -206,7 +205,7 @@ def test_a_removal_gives_nodes_back_and_a_switch_on_ends_what_was_recorded(
         assert (objects.is_installed(), objects.pod_nodes()) == (False, [])
         objects.write_plan(document(MACHINES, POOLS), {})
         for name, provider in (("h1", "gpunodes://h1"), ("t1", "gpunodes://other")):
-            _node(server, name, provider)
+            autoscaling.node(server, name, provider)
         objects.states()
         objects.write({name: MachineState(Phase.STOPPING, 1.0, "nothing needs it") for name in MACHINES})
         removal.settle(fleet, objects, report)
@@ -220,27 +219,9 @@ def test_a_removal_gives_nodes_back_and_a_switch_on_ends_what_was_recorded(
         assert lines[-1].startswith("it is off on purpose no longer")
         assert set(objects.states(create=False)) == {"t1"}
         server.call("DELETE", "/api/v1/nodes/t1", {})
-        _node(server, "t1", "gpunodes://t1")
+        autoscaling.node(server, "t1", "gpunodes://t1")
         removal.settle(fleet, objects, report)
         assert (objects.states(create=False), _taints(server, "t1")) == ({}, ["yours"])
-
-
-def _node(server: apiserver.ApiServer, name: str, provider: str) -> None:
-    """A ready node with everything that the autoscaler and the power server set."""
-    own = ["gpunodes.dev/starting", "gpunodes.dev/stopping", "ToBeDeletedByClusterAutoscaler"]
-    notes = {
-        "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true",
-        "gpunodes.dev/autoscaler-disabled": "maintenance",
-        POWER_OFF: "boot",
-    }
-    taints = [{"key": key, "effect": "NoSchedule"} for key in [*own, "yours"]]
-    body = {"metadata": {"name": name, "annotations": notes}, "spec": {"providerID": provider, "taints": taints}}
-    server.call("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", **body})
-    status = {
-        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
-        "nodeInfo": {"systemUUID": uuid(name), "bootID": f"boot-{name}"},
-    }
-    server.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, "application/merge-patch+json")
 
 
 def _taints(server: apiserver.ApiServer, name: str) -> list[str]:
@@ -264,17 +245,7 @@ def test_the_program_reads_its_plan_switches_a_real_redfish_service_(tmp_path: P
     """`python -m gpunodes.autoscale`, as in its pod, but with a kubeconfig; the BMC is a service on loopback."""
     resets: list[str] = []
     bmc = redfish.fake("obeys", state="Off", resets=resets, hardware={"UUID": uuid("h1")})
-    planned = document({"h1": "h100"}, {"h100": (0, 1, 0)})
-    planned["machines"]["h1"]["bmc"] = {
-        "gpunodes_bmc_type": "redfish",
-        "gpunodes_bmc_address": f"http://127.0.0.1:{bmc.server_port}",
-        "gpunodes_bmc_user": "admin",
-        "gpunodes_bmc_verify": "true",
-        "gpunodes_bmc_identity": "check",
-    }
-    (tmp_path / "plan.json").write_text(json.dumps(planned))
-    (tmp_path / "bmc").mkdir()
-    (tmp_path / "bmc" / "h1").write_text("secret")
+    planned = autoscaling.write_plan(tmp_path, bmc.server_port)
     with apiserver.running(tmp_path) as server:
         session = autoscaling.server_session(server)
         objects = Objects(session)
@@ -282,14 +253,14 @@ def test_the_program_reads_its_plan_switches_a_real_redfish_service_(tmp_path: P
         def phase() -> str:
             return objects.states(create=False)["h1"].phase if objects.states(create=False) else ""
 
-        with _power_server(server, tmp_path) as process:
+        with autoscaling.program(server, tmp_path) as process:
             autoscaling.wait(lambda: phase() == Phase.OFF)
             # Killed between the order and its answer: the state says what is to be done.
             process.kill()
             process.wait()
         objects.states()
         objects.write({"h1": MachineState(Phase.STARTING, time.time(), "a pod waits for it")})
-        with _power_server(server, tmp_path) as process:
+        with autoscaling.program(server, tmp_path) as process:
             autoscaling.wait(lambda: resets == ["On"])
             planned["machines"] = {}
             (tmp_path / "plan.json").write_text(json.dumps(planned))
@@ -300,17 +271,3 @@ def test_the_program_reads_its_plan_switches_a_real_redfish_service_(tmp_path: P
         assert "secret" not in (tmp_path / "power.log").read_text()
         session.close()
     bmc.shutdown()
-
-
-@contextlib.contextmanager
-def _power_server(server: apiserver.ApiServer, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    words = [f"--plan={folder}/plan.json", f"--passwords={folder}/bmc", f"--kubeconfig={server.kubeconfig}"]
-    argv = [sys.executable, "-m", "gpunodes.autoscale", *words, f"--listen=unix://{folder}/socket"]
-    with (folder / "power.log").open("ab") as log:
-        process = subprocess.Popen(ending(argv), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()

@@ -72,7 +72,7 @@ def kubelet(server: ApiServer) -> Iterator[int]:
 
 def applied() -> dict[tuple[str, str], dict[str, Any]]:
     """The role's objects, in the cluster; a second time nothing changes."""
-    pools = {"h100": {"priority": 50, "spare": 0, "gpus": 2, "taints": []}}
+    pools = {"h100": {"priority": 50, "spare": 0, "taints": []}}
     found = rendered(autoscaler_pools=pools, **{f"autoscaler_{name}": value for name, value in TIMES.items()})
     label = "app.kubernetes.io/part-of=gpunodes-autoscaler"
     assert len(objects.apply(list(found.values()), check=False)[0]) == len(found)

@@ -1,17 +1,15 @@
-"""Mutual exclusion (docs/repair.md): each pair on a real API server, each controller a separate process."""
+"""Mutual exclusion (docs/repair.md) on a real API server, each controller a separate process: repairs and commands.
+
+Roll-outs are in test_rollout_exclusion.py, the power server is in test_autoscale.py.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gpunodes.engine.cluster.client import Cluster
@@ -19,111 +17,22 @@ from gpunodes.engine.cluster.connection import here
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.leases.held import Leases
-from gpunodes.operations import maintenance
+from gpunodes.operations import maintenance, power
 
-from . import apiserver, kwok
+from . import exclusion
 from .apiserver import ApiServer
-from .operator_process import PROGRAM, Fleet
-
-COMMAND = Path(__file__).with_name("command_process.py")
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
-NAMES = ("c0", *(f"n{index}" for index in range(10)))
+from .exclusion import LEASES, command, held, kubectl, outcome, repair, spec, started, used
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server with ready nodes and no kubelets."""
-    with apiserver.running(tmp_path_factory.mktemp("cluster")) as made:
-        for name in NAMES:
-            made.call("POST", "/api/v1/nodes", kwok.node(name, {"test/pool": "p"}))
-            ready = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "x", "message": "x"}]}}
-            made.call("PATCH", f"/api/v1/nodes/{name}/status", ready, "application/merge-patch+json")
+    with exclusion.cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
 
 @pytest.fixture
 def machines(tmp_path: Path, server: ApiServer) -> Path:
-    """The machines' files: n1 is unhealthy, and its repair takes a few seconds."""
-    folder = tmp_path / "machines"
-    folder.mkdir()
-    for name in NAMES:
-        boot = server.call("GET", f"/api/v1/nodes/{name}")["status"]["nodeInfo"]["bootID"]
-        count = int(boot.rpartition("-")[2])
-        state = {"sick": name == "n1", "boot": count, "deaf": ["reboot"], "done": [], "back": 0}
-        (folder / f"{name}.json").write_text(json.dumps(state))
-    server.call(
-        "PATCH",
-        "/api/v1/nodes/n1",
-        {"metadata": {"annotations": {"gpunodes.dev/repairs": None}}},
-        "application/merge-patch+json",
-    )
-    return folder
-
-
-@contextlib.contextmanager
-def command(server: ApiServer, words: str, *names: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A command that works on machines while inside, and its first line."""
-    with subprocess.Popen(
-        [sys.executable, str(COMMAND), str(server.kubeconfig), words, *names],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout
-        yield process, process.stdout.readline().strip()
-        if process.poll() is None:
-            message, _ = process.communicate(timeout=120)
-            assert message.strip() in {"kept", ""}
-
-
-def repair(server: ApiServer, machines: Path, tmp_path: Path, number: int = 1, name: str = "") -> subprocess.Popen[str]:
-    """`health --reboot-hung`, or `repair NAME`."""
-    state = tmp_path / f"operator-{number}"
-    state.mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(server.kubeconfig), str(machines), "2", *([name] if name else [])],
-        env={**os.environ, "XDG_STATE_HOME": str(state)},
-        stdout=subprocess.PIPE,
-        stderr=(tmp_path / f"operator-{number}.log").open("a"),
-        text=True,
-    )
-
-
-def outcome(process: subprocess.Popen[str], tmp_path: Path, machine: str = "n1") -> dict[str, Any]:
-    """The result for a machine."""
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("*.log"))
-    found: dict[str, Any] = next(each for each in json.loads(out)["machines"] if each["name"] == machine)
-    return found
-
-
-def used(machines: Path, machine: str = "n1") -> list[str]:
-    found: list[str] = json.loads((machines / f"{machine}.json").read_text())["done"]
-    return found
-
-
-def started(machines: Path, machine: str) -> None:
-    """Wait until the repair of a machine has ordered its first step."""
-    deadline = time.monotonic() + 60
-    while used(machines, machine) == []:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def kubectl(server: ApiServer, *words: str) -> None:
-    subprocess.run(
-        [str(apiserver.kubectl()), "--kubeconfig", str(server.kubeconfig), *words], check=True, capture_output=True
-    )
-
-
-def spec(server: ApiServer, node: str) -> dict[str, Any]:
-    found: dict[str, Any] = server.call("GET", f"/api/v1/nodes/{node}")["spec"]
-    return found
-
-
-def held(server: ApiServer) -> list[str]:
-    every = [item["metadata"]["name"] for item in server.call("GET", LEASES)["items"]]
-    return sorted(name for name in every if name.startswith("gpunodes-"))
+    return exclusion.prepare(server, tmp_path / "machines")
 
 
 def test_two_commands_on_one_machine(server: ApiServer) -> None:
@@ -178,17 +87,37 @@ def test_a_machine_locked_by_a_command_is_not_repaired(server: ApiServer, machin
 
 
 def test_a_command_refuses_a_machine_that_is_being_repaired(server: ApiServer, machines: Path, tmp_path: Path) -> None:
-    slow = json.loads((machines / "n1.json").read_text()) | {"deaf": ["reboot", "force", "sysrq"]}
-    (machines / "n1.json").write_text(json.dumps(slow))
-    process = repair(server, machines, tmp_path)
-    started(machines, "n1")
-    with command(server, "remove", "n1") as (_, message):
-        assert message.startswith("n1 is locked by `gpunodes health` of ")
-    with command(server, "reset", "c0") as (_, message):
-        assert message.startswith("n1 is locked by `gpunodes health` of ")
-    with command(server, "gpu install", "n5") as (_, message):
-        assert message.startswith("held"), "another machine"
-        assert outcome(process, tmp_path)["outcome"] == "repaired"
+    with exclusion.in_work(machines, "n1"), exclusion.opened(server, machines) as fleet:
+        process = repair(server, machines, tmp_path)
+        started(machines, "n1")
+        for words, name in (("remove", "n1"), ("power cycle", "n1"), ("reset", "c0")):
+            with command(server, words, name) as (_, message):
+                assert message.startswith("n1 is locked by `gpunodes health` of "), words
+        machine = next(each for each in fleet.all_machines() if each.name == "n1")
+        with pytest.raises(Held, match="`gpunodes health` of "):
+            power.clear(fleet, machine, without_cluster=False)
+        with pytest.raises(Held, match="`gpunodes health` of "):
+            maintenance.begin(fleet, [machine], "replace GPU 5", None)
+        assert spec(server, "n1")["unschedulable"]
+        with command(server, "gpu install", "n5") as (_, message):
+            assert message.startswith("held"), "another machine"
+    assert outcome(process, tmp_path)["outcome"] == "repaired"
+    assert held(server) == []
+
+
+@pytest.mark.parametrize("locked", [("n5",), ("n5", "n6")])
+def test_a_command_on_another_machine_counts_in_the_budget_of_repairs(
+    server: ApiServer, machines: Path, tmp_path: Path, locked: tuple[str, ...]
+) -> None:
+    """Two machines may be unavailable."""
+    with command(server, "gpu install", *locked) as (_, message):
+        assert message.startswith("held")
+        found = outcome(repair(server, machines, tmp_path), tmp_path)
+    if len(locked) == 1:
+        assert found["outcome"] == "repaired"
+    else:
+        assert "n5, n6 of pool p unavailable; the limit is 2" in found["why"]
+        assert used(machines) == []
     assert held(server) == []
 
 
@@ -201,9 +130,8 @@ def test_two_repairs_of_one_machine(server: ApiServer, machines: Path, tmp_path:
 
 
 def test_a_machine_in_maintenance_is_not_repaired(server: ApiServer, machines: Path, tmp_path: Path) -> None:
-    fleet = Fleet(server.kubeconfig, machines)
-    entry = next(each for each in fleet.all_machines() if each.name == "n1")
-    try:
+    with exclusion.opened(server, machines) as fleet:
+        entry = next(each for each in fleet.all_machines() if each.name == "n1")
         maintenance.begin(fleet, [entry], "replace GPU 5", time.time() + 3600)
         assert server.call("GET", "/api/v1/nodes/n1")["spec"]["unschedulable"]
         found = outcome(repair(server, machines, tmp_path), tmp_path)
@@ -217,9 +145,6 @@ def test_a_machine_in_maintenance_is_not_repaired(server: ApiServer, machines: P
         assert [each.node for each in maintenance.listed(fleet)] == ["n1"]
         maintenance.end(fleet, [entry])
         assert not server.call("GET", "/api/v1/nodes/n1")["spec"].get("unschedulable")
-    finally:
-        fleet.made.close()
-        fleet.close()
     assert outcome(repair(server, machines, tmp_path), tmp_path)["outcome"] == "repaired"
 
 
@@ -237,13 +162,16 @@ def test_a_machine_in_maintenance_is_not_repaired_although_it_is_named(
     assert used(machines) == []
 
 
-def test_a_control_plane_in_maintenance_is_worked_on(server: ApiServer) -> None:
-    kubectl(server, "annotate", "node", "c0", "gpunodes.dev/maintenance=x")
+@pytest.mark.parametrize("words", ["annotate node c0 gpunodes.dev/maintenance{}", "{}cordon c0"])
+def test_a_control_plane_in_maintenance_or_cordoned_is_worked_on(server: ApiServer, words: str) -> None:
+    is_cordon = words.endswith("cordon c0")
+    kubectl(server, *words.format("" if is_cordon else "=x").split())
     try:
         with command(server, "init-master", "c0") as (_, message):
             assert message.startswith("held")
+            assert bool(spec(server, "c0").get("unschedulable")) == is_cordon, "the cordon stays"
     finally:
-        kubectl(server, "annotate", "node", "c0", "gpunodes.dev/maintenance-")
+        kubectl(server, *words.format("un" if is_cordon else "-").split())
 
 
 def test_a_cordon_by_others(server: ApiServer, machines: Path, tmp_path: Path) -> None:
@@ -287,17 +215,17 @@ def test_a_repair_whose_cordon_a_user_lifts(server: ApiServer, machines: Path, t
 def test_the_repair_of_a_control_plane_excludes_commands_on_all_machines(
     server: ApiServer, machines: Path, tmp_path: Path
 ) -> None:
-    (machines / "c0.json").write_text(json.dumps(json.loads((machines / "c0.json").read_text()) | {"sick": True}))
-    kubectl(server, "label", "node", "c0", "node-role.kubernetes.io/control-plane=")
+    exclusion.change(machines, "c0", sick=True)
     with command(server, "join", "n2"):
         found = outcome(repair(server, machines, tmp_path, name="c0"), tmp_path, "c0")
         assert found["decision"] == "refuse"
         assert "n2 is locked by `gpunodes join` of " in found["why"]
     assert used(machines, "c0") == []
-    process = repair(server, machines, tmp_path, name="c0")
-    started(machines, "c0")
-    with command(server, "join", "n2") as (_, message):
-        assert message.startswith("c0 is locked by `gpunodes repair` of ")
+    with exclusion.in_work(machines, "c0"):
+        process = repair(server, machines, tmp_path, name="c0")
+        started(machines, "c0")
+        with command(server, "join", "n2") as (_, message):
+            assert message.startswith("c0 is locked by `gpunodes repair` of ")
     assert outcome(process, tmp_path, "c0")["outcome"] == "repaired"
     assert held(server) == []
 

@@ -22,7 +22,7 @@ import pytest
 
 from . import apiserver, kwok
 from .apiserver import ApiServer
-from .rollout_process import PROGRAM
+from .rollout_process import PROGRAM, ROOT
 
 NODES = 200
 MACHINES = 60
@@ -99,7 +99,8 @@ def prepare(folder: Path, server: ApiServer, names: Sequence[str]) -> Path:
     machines = folder / "machines"
     machines.mkdir()
     for name in names:
-        (machines / f"{name}.json").write_text(json.dumps({"version": "1", "prepared": 0, "applied": 0}))
+        state = {"version": "1", "prepared": 0, "applied": 0, "sick": False, "boot": 1, "back": 0}
+        (machines / f"{name}.json").write_text(json.dumps(state))
     for name in names[::10]:
         server.call("POST", "/api/v1/namespaces/default/pods", kwok.pod(f"job-{name}", name, "ReplicaSet"))
     return machines
@@ -112,7 +113,8 @@ def start(
     state = folder / f"controller-{number}"
     state.mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(server.kubeconfig), str(machines), what, str(budget)],
+        [sys.executable, *PROGRAM, str(server.kubeconfig), str(machines), what, str(budget)],
+        cwd=ROOT,
         env={**os.environ, "XDG_STATE_HOME": str(state)},
         stdout=subprocess.PIPE,
         stderr=(folder / f"controller-{number}.log").open("a"),

@@ -16,7 +16,7 @@ from gpunodes.operations.autoscale import commands
 from tests.hostile import Machines, machines
 from tests.trust.test_walk import check, make, modules, played
 
-POOLS = {"h100": {"priority": 50, "spare": 1, "gpus": 8, "taints": []}}
+POOLS = {"h100": {"priority": 50, "spare": 1, "resources": {"limits": {"nvidia.com/gpu": 8}}, "taints": []}}
 
 
 @pytest.fixture

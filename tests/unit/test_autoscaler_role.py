@@ -17,10 +17,19 @@ from gpunodes.ansible.filter import general as filters
 from gpunodes.autoscale import service
 
 ROLE = Path(__file__).parents[2] / "roles" / "autoscaler"
+GPUS = {"limits": {"nvidia.com/gpu": 4}}
+PROCESSORS = {"requests": {"cpu": "7400m", "memory": "58318Mi"}}
 POOLS = {
     "h100": {"min": 0, "max": 4, "priority": 50, "spare": 0},
-    "t4.small": {"min": 0, "max": 2, "priority": 10, "spare": 2, "gpus": 4, "taints": [{"key": "nvidia.com/gpu"}]},
-    "A_30": {"min": 1, "max": 2, "priority": 10, "spare": 1},
+    "t4.small": {
+        "min": 0,
+        "max": 2,
+        "priority": 10,
+        "spare": 2,
+        "resources": GPUS,
+        "taints": [{"key": "nvidia.com/gpu"}],
+    },
+    "A_30": {"min": 1, "max": 2, "priority": 10, "spare": 1, "resources": PROCESSORS},
 }
 ARCHIVED = {"name": "gpunodes.dev/gpunodes:1.0", "digest": f"sha256:{'a' * 64}", "config": f"sha256:{'b' * 64}"}
 
@@ -210,8 +219,9 @@ def test_spare_machines_are_kept_on_by_pods_that_anyone_may_replace() -> None:
     assert (made["replicas"], spec["priorityClassName"]) == (2, "gpunodes-spare")
     assert spec["nodeSelector"] == {"gpunodes.dev/pool": "t4.small"}
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu"}]
-    assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 4}}
-    assert "resources" not in spares["gpunodes-spare-a-30"]["template"]["spec"]["containers"][0]
+    assert made["strategy"] == {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}, "no second machine meanwhile"
+    assert spec["containers"][0]["resources"] == GPUS
+    assert spares["gpunodes-spare-a-30"]["template"]["spec"]["containers"][0]["resources"] == PROCESSORS
 
 
 def test_an_image_of_the_archive_is_never_pulled() -> None:

@@ -55,7 +55,8 @@ def oops(name: str, stack: list[str]) -> str:
 
 def live(text: str, **parts: Any) -> Verdict:
     """The verdict on a live machine: threads that the kernel reported as hung still sleep, but for other ``tasks``."""
-    still = [asleep("x", [""], pid=int(pid)) for pid in re.findall(r":(\d+) blocked for more than", text)]
+    reported = r":(\d+) (?:blocked (?:in I/O wait )?|can't die )for more than|state:D [^\n]* pid:(\d+)"
+    still = [asleep("x", [""], pid=int("".join(pids))) for pids in re.findall(reported, text)]
     return judged(with_(**{"log": {"text": log(text).decode()}, "tasks": still, **parts}))
 
 
@@ -139,9 +140,12 @@ def test_frames_as_kernels_write_them(line: str) -> None:
     assert live("INFO: task cat:7 blocked for more than 122 seconds.\n" + line + "\n").hung_in_driver
 
 
-def test_a_hang_that_has_passed_is_watched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["blocked for", "blocked in I/O wait for", "can't die for", "refusing to freeze"])
+def test_a_hang_that_has_passed_is_watched(form: str, tmp_path: Path) -> None:
     """The kernel's report stays in the log, for days; the driver went on, as it does after a slow start of its GPUs."""
-    text = hung("nv_queue", [*OF_PROGRAM, FRAME])
+    stack = [*OF_PROGRAM, FRAME]
+    text = hung("nv_queue", stack).replace("blocked for", form) if "for" in form else unfrozen("nv_queue", stack)
+    assert live(text).hung_in_driver
     passed = live(text, tasks=[asleep("python3", ["pipe_read+0x1/0x2"], pid=7)])
     assert (passed.action, passed.state, passed.hung_in_driver) == (Action.NONE, State.DEGRADED, False)
     assert "nv_queue:4242" in passed.findings[0].message

@@ -14,7 +14,7 @@ from gpunodes.errors import WrongInput
 from gpunodes.lab import hypervisor, inventory
 from gpunodes.lab.images import DiskImage
 from gpunodes.lab.layout import SUBNETS, Boards, LabRecord, LabRole, Layout, Size, System, plan_machines
-from gpunodes.lab.mirror import deb, programs
+from gpunodes.lab.mirror import deb, images, programs
 from gpunodes.lab.standin import board, construct, faults, objects, packages, pins
 from gpunodes.lab.standin.objects import SOURCES, Objects
 
@@ -67,6 +67,21 @@ def test_the_inventory_has_a_group_of_gpu_machines_only_if_there_are_some() -> N
     assert {"worker-1", "gpu-1", "gpu-2"} == set(hosts["all"]["children"]["workers"]["hosts"])
     none = yaml.safe_load(inventory.texts(layout, record(gpu_workers=0), {})["hosts.yml"])
     assert "gpu" not in none["all"]["children"]
+
+
+def test_images_under_nvidias_name_ask_for_all_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVIDIA's do: a pod of theirs is one that tries to get GPUs without a request."""
+    monkeypatch.setattr(images, "wanted_archives", lambda *_: [tmp_path])
+    monkeypatch.setattr(images, "busybox_tree", lambda *_: [])
+    monkeypatch.setattr(images, "unpack", lambda _: iter(()))
+    (tmp_path / "plugin").mkdir()
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    construct._images(tree, [], tmp_path / "plugin", "0.19.0")
+    for name, tag in (("k8s-device-plugin", "v0.19.0"), ("cuda", construct.CUDA_TAG)):
+        folder = tree / "v2/nvidia" / name
+        digest = json.loads((folder / "manifests" / tag).read_text())["config"]["digest"]
+        assert "NVIDIA_VISIBLE_DEVICES=all" in json.loads((folder / "blobs" / digest).read_text())["config"]["Env"]
 
 
 def test_only_gpu_machines_reserve_a_page_of_memory() -> None:

@@ -88,15 +88,16 @@ def test_evidence_is_kept_within_age_and_size_limits() -> None:
 def test_a_repair_prunes_by_its_settings_except_unfinished_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Days and MiB are settings; the evidence of an unfinished repair stays, however old."""
     place = fleet(5)
-    old, large, unfinished = keep("old", 1, 3), keep("large", 4, 1), keep("r1", 1, 30)
+    old, large, unfinished, elsewhere = keep("old", 1, 3), keep("large", 4, 1), keep("r1", 1, 30), keep("r2", 1, 30)
     given = place.settings()
     changed = {"gpunodes_repair_evidence_days": 2, "gpunodes_repair_evidence_mib": 3}
     place.cordon("w1", "r1")
     fields = {"started": time.time(), "reason": "x", "action": "reboot", "step": "reboot", "boot_id": "w1-boot-0"}
     records.write(RepairRecord("r1", "w1", "test", stage=Stage.VERIFY, node="w1", **fields))  # type: ignore[arg-type]  # of several types
+    records.write(RepairRecord("r2", "w1", "another cluster", stage=Stage.VERIFY, node="w1", **fields))  # type: ignore[arg-type]  # of several types
     monkeypatch.setattr(place, "settings", lambda: {**given, **changed})
     run(place)
-    assert [path.exists() for path in (old, large, unfinished)] == [False, False, True]
+    assert [path.exists() for path in (old, large, unfinished, elsewhere)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("repair_id", ["", "..", "../runs", "a/b", "-", "a\n", "x" * 300])

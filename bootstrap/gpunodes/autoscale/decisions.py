@@ -25,6 +25,7 @@ or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet"
 _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
+NOT_KNOWN = "its BMC does not say whether it is on"
 FOUND_OFF = "it was found off, without a node"
 SWITCHED_OFF = "it was found off, and not by the autoscaler: it stays off until it is switched on"
 OFF_OR_HANGS = "its node is not ready, and nothing of it responds: it is off, or its system hangs"
@@ -213,8 +214,11 @@ def template(world: World, pool: str) -> NodeShape:
     return NodeShape({**default, **found.labels}, found.taints, found.capacity)
 
 
-def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, MachineState]]:
-    """The state of each machine that has none yet, from its node and its BMC; ``is_on`` lacks machines not asked."""
+def adopted(world: World, is_on: Mapping[str, bool], silent: Mapping[str, str]) -> Iterator[tuple[str, MachineState]]:
+    """The state of each machine that has none yet, from its node and its BMC; ``is_on`` lacks machines not asked.
+
+    Of those in ``silent`` the BMC did not say it, with why.
+    """
     for name in world.plan.machines:
         if name in world.states:
             continue
@@ -224,6 +228,15 @@ def adopted(world: World, is_on: Mapping[str, bool]) -> Iterator[tuple[str, Mach
             yield name, MachineState(Phase.OFF, world.now, FOUND_OFF, used=world.now)
         elif name in is_on:
             yield name, MachineState(Phase.LEFT_ALONE, world.now, ON_WITHOUT_NODE)
+        elif name in silent:
+            yield name, MachineState(Phase.LEFT_ALONE, world.now, NOT_KNOWN, silent[name], used=world.now)
+
+
+def still_alone(state: MachineState, why: str) -> MachineState:
+    """The state of a machine that is left alone: its BMC says that it is on, or does not say that, for ``why``."""
+    if not state.error:
+        return state
+    return dataclasses.replace(state, reason=NOT_KNOWN if why else ON_WITHOUT_NODE, error=why)
 
 
 def observed(world: World, name: str) -> MachineState:

@@ -27,6 +27,8 @@ class Questions:
         self._asked: dict[str, float] = {}
         """When a machine was last asked about, by the monotonic clock."""
         self._answers: dict[str, PowerState] = {}
+        self._why: dict[str, str] = {}
+        """Why a machine's last answer does not say whether it is on."""
 
     def answers(self, names: Collection[str]) -> dict[str, PowerState]:
         """The answers that came since the last call, each once; asks about those of ``names`` that are due."""
@@ -47,13 +49,19 @@ class Questions:
             self._threads.submit(self._answer, name)
         return found
 
+    def why(self, name: str) -> str:
+        """Why the last answer about a machine was unknown."""
+        with self._mutex:
+            return self._why.get(name, "")
+
     def _answer(self, name: str) -> None:
-        answer = PowerState.UNKNOWN
+        answer, why = PowerState.UNKNOWN, "its BMC reports no power state"
         try:
             answer = self._ask(name)
         except Exception as error:  # one odd BMC must not end a thread without a word
-            log.warning("%s: %s", name, sentence(error))
+            why = sentence(error)
+            log.warning("%s: %s", name, why)
         finally:
             with self._mutex:
-                self._answers[name] = answer
+                self._answers[name], self._why[name] = answer, why
                 self._open.discard(name)

@@ -218,9 +218,15 @@ class PowerServer(Carrier):
         alone = [name for name in self._in_phase(Phase.LEFT_ALONE) if name not in found]
         lost = self._lost()
         answers = self._questions.answers({*unknown, *lost, *alone})
-        known = {name: answers[name] for name in unknown if answers.get(name, _UNKNOWN) is not _UNKNOWN}
-        is_on = {name: answer is PowerState.ON for name, answer in known.items()}
-        self._update(dict(decisions.adopted(self._world(), is_on)))
+        silent = {name: self._questions.why(name) for name, answer in answers.items() if answer is _UNKNOWN}
+        is_on = {name: answers[name] is PowerState.ON for name in unknown if name in answers and name not in silent}
+        self._update(dict(decisions.adopted(self._world(), is_on, silent)))
+        self._update({
+            name: told
+            for name in alone
+            if answers.get(name, PowerState.OFF) is not PowerState.OFF
+            and (told := decisions.still_alone(self._states[name], silent.get(name, ""))) != self._states[name]
+        })  # fmt: skip
         for name in (name for name in (*lost, *alone) if answers.get(name) is PowerState.OFF):
             state = self._states[name]
             after = self._changed(state, Phase.OFF, decisions.FOUND_OFF)

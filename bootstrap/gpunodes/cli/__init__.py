@@ -6,6 +6,7 @@ import errno
 import importlib
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -271,6 +272,8 @@ def main() -> None:
     """The entry point: the only place that turns errors into exit codes."""
     from gpunodes.errors import ExitCode
 
+    # As Ctrl-C: a command removes what it must not leave, such as the keys in half a backup.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = _run()
     except terminal.OutputClosed:

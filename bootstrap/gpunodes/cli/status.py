@@ -31,7 +31,7 @@ def command(inventory_path: Path, watch: float | None, output: str) -> int:
     Machines of the group gpu_hosts are listed too; they are not meant to be nodes. Those that the autoscaler keeps off
     have no node, and are listed with the reason. A control plane that does not respond, while another one does, is a
     warning. How control planes and kubelets differ from their settings is listed, too; `gpunodes rollout apply` applies
-    those of control planes, `gpunodes up` those of kubelets. Exit code 3 when a node is not ready.
+    those of control planes, with --kubelets those of kubelets. Exit code 3 when a node is not ready.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     if watch is None:

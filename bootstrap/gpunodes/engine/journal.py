@@ -34,6 +34,8 @@ def _prune(runs: Path) -> None:
 def discard_secrets() -> None:
     """Delete files with secrets that killed commands have left; called at the start of every run."""
     runs = state_home() / "runs"
-    # ansible-runner's record of the environment; the temporary kubeconfig of older versions of gpunodes.
-    for path in (*runs.glob("*/*/artifacts/*/command"), *runs.glob("*/admin.conf")):
+    # ansible-runner's record of the environment, also of plays with a folder inside of the run's, such as those of
+    # roll-outs; the temporary kubeconfig of older versions of gpunodes.
+    recorded = "artifacts/*/command"
+    for path in (*runs.glob(f"*/*/{recorded}"), *runs.glob(f"*/*/*/{recorded}"), *runs.glob("*/admin.conf")):
         path.unlink(missing_ok=True)

@@ -81,15 +81,20 @@ def read(cluster: str) -> dict[str, RepairRecord]:
 
 def read_kind(cluster: str, kind: str, parsed: Callable[[str], _Record]) -> dict[str, _Record]:
     """The unfinished work of a kind in a cluster, by machine; ``parsed`` may raise ValueError."""
-    found = {}
+    return {record.machine: record for record in _all(kind, parsed) if record.cluster == cluster}
+
+
+def repairs() -> set[str]:
+    """The ids of the unfinished repairs of all clusters."""
+    return {record.id for record in _all(REPAIRS, parse)}
+
+
+def _all(kind: str, parsed: Callable[[str], _Record]) -> Iterator[_Record]:
     for path in sorted(_folder(kind).glob("*.json")):
         try:
-            record = parsed(path.read_text(encoding="utf-8"))
+            yield parsed(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # not a record of gpunodes: those are written in one step
-        if record.cluster == cluster:
-            found[record.machine] = record
-    return found
 
 
 def _folder(kind: str = REPAIRS) -> Path:
@@ -99,7 +104,9 @@ def _folder(kind: str = REPAIRS) -> Path:
 
 
 def _path(machine: str, cluster: str, kind: str = REPAIRS) -> Path:
-    return _folder(kind) / f"{machine}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}.json"
+    # `rollout abandon` names a node that no machine of the inventory has, and a control plane may call it ../../x.
+    name = machine.replace("/", "%2F")
+    return _folder(kind) / f"{name}-{hashlib.sha256(cluster.encode()).hexdigest()[:8]}.json"
 
 
 def _sync(folder: Path) -> None:

@@ -113,8 +113,10 @@ def run(
     private.mkdir(mode=0o700)
 
     verbose = settings.verbose()
+    recorded = private / "artifacts" / "ansible" / "command"  # the caller's whole environment
 
     def handle(raw: Mapping[str, Any]) -> bool:
+        recorded.unlink(missing_ok=True)
         if verbose and (output := str(raw.get("stdout") or "").replace("\r\n", "\n")):
             with contextlib.suppress(OSError):
                 print(printable_lines(output), file=sys.stderr, flush=True)  # noqa: T201 - standard error, as it comes
@@ -146,10 +148,8 @@ def run(
             settings={"pexpect_timeout": 1},
             quiet=True,
         )
-    artifacts = Path(result.config.artifact_dir)
-    # ansible-runner writes the caller's whole environment to this file.
-    (artifacts / "command").unlink(missing_ok=True)
-    return PlayResult(ok=result.rc == 0, interrupted=stop.requested, log=artifacts / "stdout")
+    recorded.unlink(missing_ok=True)
+    return PlayResult(ok=result.rc == 0, interrupted=stop.requested, log=recorded.with_name("stdout"))
 
 
 def run_at_terminal(inventory: Inventory, playbook: Path, arguments: Sequence[str]) -> int:

@@ -216,6 +216,11 @@ RESET = Phase(
     "reset", "Reset the machine", "Remove Kubernetes and its leftovers; undo everything that gpunodes changed."
 )
 CERTIFICATE_ENDS = Phase("certificate_ends", "Read the certificates", "When each certificate of the nodes ends.")
+ETCD_CERTIFICATES = Phase(
+    "etcd_certificates",
+    "Renew ended certificates of etcd",
+    "Where members of etcd no longer accept each other, all machines get new files first; nothing is restarted.",
+)
 CERTIFICATES_RENEWED = Phase(
     "certificates_renewed",
     "Renew the certificates",

@@ -63,6 +63,8 @@ class Inspection:
     """Control planes that do not respond, while another one does."""
     controls: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of ``control_planes.given`` that the inventory and the cluster determine."""
+    listed: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of the inventory's machines, as in ``ClusterRequirements``."""
     differing: Sequence[drift.MachineDrift] = ()
     """How the control planes differ from their settings, if that was read."""
     kubelets: kubelet_drift.KubeletDrift = field(default_factory=kubelet_drift.KubeletDrift)
@@ -178,7 +180,8 @@ def inspect(
     found = Inspection(candidates, control.name, cluster, failure, str(reason), ended.interrupted, ended.log)
     controls = _controls({each.name: each.address for each in listed}, requested, cluster)
     differing = [drift.of_report(*each) for each in tracker.answers.get("control_plane_drift", {}).items()]
-    found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing)
+    nodes = {each.name: each.address for each in inventory.machines(Role.CONTROL_PLANE, Role.WORKER)}
+    found = replace(found, choice=choice, warnings=warnings, controls=controls, differing=differing, listed=nodes)
     return _with_kubelets(inventory, machines, found, tracker) if compares_kubelets else found
 
 
@@ -245,6 +248,7 @@ def _candidate(
         containerd=str(resolved[CONTAINERD]),
         address=machine.address,
         node_address=str(resolved[ADDRESS]),
+        silent=facts is None and failure is not None and failure.outcome is Outcome.UNREACHABLE,
     )
 
 
@@ -274,7 +278,13 @@ def judge(
     """
     controls = given(**seen.controls, growth=growth.value) if seen.controls else None
     requirements = requirements_of(
-        seen.cluster, kubernetes, joins=joins, prepares=seen.prepares, alone=seen.alone, control_planes=controls
+        seen.cluster,
+        kubernetes,
+        joins=joins,
+        prepares=seen.prepares,
+        alone=seen.alone,
+        control_planes=controls,
+        listed=seen.listed,
     )
     findings = [*seen.warnings, *preflight.judge(seen.candidates, requirements), *drift_findings(seen)]
     if needs_cluster and seen.cluster is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import WrongInput
@@ -14,7 +15,8 @@ from gpunodes.operations.rolling.work import Work
 from gpunodes.planner.upgrade_model import Part, UpgradePlan
 from gpunodes.rollout import state
 from gpunodes.rollout.options import RolloutOptions
-from gpunodes.rollout.result import RolloutResult
+from gpunodes.rollout.record import RolloutOutcome
+from gpunodes.rollout.result import MachineRollout, RolloutResult
 from gpunodes.rollout.state import Following
 
 
@@ -28,8 +30,8 @@ def roll_out(
     """Upgrade those of ``machines`` that have a step in ``plan``: control planes, kubelets, then the add-ons.
 
     All of it is in the record of the first roll-out, so that ``following.resume`` continues to the end. What follows a
-    roll-out that did not end well is not begun. Raises GpunodesError as ``commands.roll_out`` and ``check_selection``,
-    and if the add-ons cannot be updated.
+    roll-out that did not end well is not begun. Those of ``machines`` that the plan passes over are results, too.
+    Raises GpunodesError as ``commands.roll_out`` and ``check_selection``, and if the add-ons cannot be updated.
     """
     check_selection(plan, machines)
     inventory, parts = fleet.inventory, list[tuple[Work, list[Machine]]]()
@@ -40,16 +42,34 @@ def roll_out(
         names = {step.machine for step in plan.steps if step.part is part}
         if chosen := [machine for machine in machines if machine.name in names]:
             parts.append((work, chosen))
-    remaining = {step.machine for step in plan.steps} - {machine.name for machine in machines}
+    names = {machine.name for machine in machines}
+    skipped = [
+        MachineRollout(each.machine, RolloutOutcome.SKIPPED, each.why)
+        for each in plan.passed_over
+        if each.machine in names
+    ]
+    has_addons = not plan.holds_addons and {step.machine for step in plan.steps} <= names
     if not parts:
-        if not remaining:
+        if has_addons:
             addons.upgrade(fleet, inventory, report)
-        return []
+        return _with_skipped([], skipped)
     (first, chosen), *later = parts
     then = [Following(each.name, dict(each.parameters), [machine.name for machine in of]) for each, of in later]
-    then += [] if remaining else [Following(state.ADDONS)]
+    then += [Following(state.ADDONS)] if has_addons else []
     result = commands.roll_out(fleet, chosen, first, options, report, "upgrade", then)
-    return following.follow(result, fleet, report, "upgrade")
+    return _with_skipped(following.follow(result, fleet, report, "upgrade"), skipped)
+
+
+def _with_skipped(results: Sequence[RolloutResult], skipped: Sequence[MachineRollout]) -> list[RolloutResult]:
+    """The same with machines that were passed over: in the result of the kubelets, or as one of their own."""
+    if not skipped:
+        return list(results)
+    if any(each.work == upgrades.KUBELETS for each in results):
+        return [
+            replace(each, machines=[*each.machines, *skipped]) if each.work == upgrades.KUBELETS else each
+            for each in results
+        ]
+    return [*results, RolloutResult("", upgrades.KUBELETS, skipped)]
 
 
 def check_selection(plan: UpgradePlan, machines: Sequence[Machine]) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import events, journal, runner
 from gpunodes.errors import GpunodesError, Interrupted
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, PreflightFinding, Role, Severity
-from gpunodes.operations import phases, preflight, switched_off
+from gpunodes.model import Machine, Role
+from gpunodes.operations import matching, phases, preflight, switched_off
 from gpunodes.operations.tracker import RunView, Tracker
 from gpunodes.planner import reports, upgrade, versions
 from gpunodes.planner.candidates import MachineFacts, requirements_of
 from gpunodes.planner.shared_identities import own_nodes
 from gpunodes.planner.upgrade_model import Subject, UpgradePlan
+from gpunodes.repair import maintenance
 
-OFF = "power"
-"""The check of machines that are left out, since they are off on purpose."""
 PHASES = (phases.PREFLIGHT, phases.UPGRADE_FACTS)
 
 
@@ -33,15 +34,14 @@ class Planned:
 def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
     """Read all machines of the cluster, and plan its upgrade to ``requested``, a minor or an exact version.
 
-    Those that the autoscaler keeps off are left out, with a warning.
+    Those that are off on purpose are not contacted; the plan passes them over.
 
     Raises WrongInput for a version that is not possible whatever the machines report, and GpunodesError without a
     cluster that responds.
     """
     wanted = versions.check(requested)
-    machines, off = switched_off.split(
-        inventory, inventory.machines(Role.CONTROL_PLANE, Role.WORKER), is_rolled_out=True
-    )
+    every = inventory.machines(Role.CONTROL_PLANE, Role.WORKER)
+    machines, off = switched_off.split(inventory, every, is_rolled_out=True)
     folder = journal.open_run("upgrade plan")
     view.begin("upgrade plan", machines)
     # The control plane is queried for its cluster in any case.
@@ -55,10 +55,18 @@ def run(inventory: Inventory, requested: str, view: RunView) -> Planned:
         problem = finding.problem
         raise GpunodesError(f"{finding.machine}: {problem.found}", problem.wanted, problem.remedy)
     upgrade.check_order(wanted, str(seen.cluster["version"]).removeprefix("v"))
-    subjects = _read(inventory, machines, seen, wanted, folder, view)
+    tracker = _read(inventory, machines, seen, wanted, folder, view)
+    nodes, candidates = _nodes(inventory, every, seen, wanted), {each.name: each for each in seen.candidates}
+    subjects = [
+        _subject(
+            candidates.get(each.name) or MachineFacts(each.name, each.role, None, off.get(each.name, "")),
+            tracker,
+            nodes.get(each.name, {}),
+        )
+        for each in every
+    ]
     plan = upgrade.plan(wanted, subjects, seen.cluster)
-    left_out = [PreflightFinding(name, OFF, Problem(why, "", ""), Severity.WARNING) for name, why in off.items()]
-    return Planned(replace(plan, findings=[*plan.findings, *preflight.drift_findings(seen), *left_out]), seen)
+    return Planned(replace(plan, findings=[*plan.findings, *preflight.drift_findings(seen)]), seen)
 
 
 def _read(
@@ -68,8 +76,8 @@ def _read(
     wanted: str,
     folder: Path,
     view: RunView,
-) -> list[Subject]:
-    """The machines with their versions; one that fails has the reason."""
+) -> Tracker:
+    """What the machines report of their versions."""
     own = folder / "versions"
     own.mkdir(mode=0o700)
     tracker = Tracker(machines, PHASES, view)
@@ -86,23 +94,39 @@ def _read(
         if ended.interrupted:
             raise Interrupted
         tracker.check_controller(ended)
-    present = [each for each in seen.candidates if each.facts]
-    nodes = own_nodes(present, requirements_of(seen.cluster, wanted))
-    return [_subject(each, tracker, nodes.get(each.name, {})) for each in seen.candidates]
+    return tracker
 
 
-def _subject(candidate: MachineFacts, tracker: Tracker, node: object) -> Subject:
+def _nodes(
+    inventory: Inventory, machines: Sequence[Machine], seen: preflight.Inspection, wanted: str
+) -> dict[str, Mapping[str, Any]]:
+    """The machines' nodes; of machines that did not respond, those by their name and by what they last reported."""
+    requirements = requirements_of(seen.cluster, wanted)
+    found = own_nodes([each for each in seen.candidates if each.facts], requirements)
+    taken = {node["name"] for node in found.values()}
+    others = {node["name"]: node for node in requirements.nodes if node["name"] not in taken}
+    if silent := [each for each in machines if each.name not in seen.facts]:
+        matches = matching.matches(inventory, silent, seen.facts, requirements.nodes, confirmed=False)
+        found |= {
+            name: others[match.node.name] for name, match in matches.items() if match.node and match.node.name in others
+        }
+    return found
+
+
+def _subject(candidate: MachineFacts, tracker: Tracker, node: Mapping[str, Any]) -> Subject:
     own = tracker.answers.get("upgrade_facts", {}).get(candidate.name)
     failure = tracker.failures.get(candidate.name)
     why = candidate.unreachable or (events.cause(failure) if failure else "")
     if own is not None and (wrong := reports.upgrade_problem(own)):
         own, why = None, wrong
+    maintained = maintenance.parse(str(node.get("maintenance") or ""))
     return Subject(
         name=candidate.name,
         role=candidate.role,
         facts=candidate.facts,
         own=own,
-        node=node if isinstance(node, dict) else {},
+        node=node,
         unreachable=why,
         gates=candidate.requested.gates,
+        maintenance=maintained.described() if maintained and maintained.holds(time.time()) else "",
     )

@@ -11,7 +11,7 @@ from typing import Any
 from gpunodes.ansible.module_utils import devices
 from gpunodes.errors import WrongInput
 from gpunodes.identity.model import MachineIdentity
-from gpunodes.planner import node_templates
+from gpunodes.planner import node_templates, spare
 from gpunodes.planner.scaled_pools import Scaling, scaled
 
 _LIMITS = {
@@ -159,7 +159,7 @@ def _given(machines: Sequence[ScaledMachine]) -> dict[str, Any]:
 
 
 def _check(pools: Mapping[str, Scaling], machines: Sequence[ScaledMachine]) -> None:
-    """Raise WrongInput for a pool without a machine, two machines with one node, and two pools with one Deployment."""
+    """Raise WrongInput for a pool without a machine, two machines with one node, and spare machines that cannot be."""
     for pool in pools:
         if not any(each.pool == pool for each in machines):
             raise WrongInput(
@@ -177,6 +177,8 @@ def _check(pools: Mapping[str, Scaling], machines: Sequence[ScaledMachine]) -> N
                 "names that differ not only in case or in characters such as _",
                 "rename a pool, or set its spare to 0",
             )
+    for pool in deployments.values():
+        _check_shares(pool, [each for each in machines if each.pool == pool])
     names = {each.node: each.name for each in machines}
     if len(names) < len(machines):
         twice = sorted(each.name for each in machines if names[each.node] != each.name)
@@ -185,16 +187,33 @@ def _check(pools: Mapping[str, Scaling], machines: Sequence[ScaledMachine]) -> N
         )
 
 
-def role_pools(settings: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the role `autoscaler` needs of each pool: its priority, and what pods on spare machines ask for."""
+def _check_shares(pool: str, machines: Sequence[ScaledMachine]) -> None:
+    """Raise WrongInput for a pool with spare machines whose pods share GPUs by MPS."""
+    shared = [each.name for each in machines if each.labels.get(devices.SHARING, "").startswith(f"{devices.MPS}-")]
+    if shared:
+        raise WrongInput(
+            f"the pool {pool} of gpunodes_pools has spare machines, and pods share the GPUs of {shared[0]} by MPS",
+            "a pod that fills a machine; with MPS a pod may request one share only",
+            f"set spare of {pool} to 0, or gpunodes_gpu_sharing to time-slicing",
+        )
+
+
+def role_pools(
+    settings: Mapping[str, Any], plan: Mapping[str, Any], daemons: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What the role `autoscaler` needs of each pool: its priority, and what pods on spare machines ask for.
+
+    ``daemons`` are the DaemonSets of the cluster. Raises WrongInput if too little is known of a pool with spare
+    machines.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, pool in scaled(settings["gpunodes_pools"]).items():
-        capacities = [each["capacity"] for each in plan["machines"].values() if each["pool"] == name]
-        counts = (devices.counts(each).get(devices.GPU, 0) for each in capacities)
-        # One size for all pods: the smallest machine of the pool must hold it. One that offers none now counts not.
-        gpus = min((count for count in counts if count), default=0)
-        taints = [dict(taint) for taint in plan["pools"][name]["template"]["taints"]]
-        found[name] = {"priority": pool.priority, "spare": pool.spare, "gpus": gpus, "taints": taints}
+        template = plan["pools"][name]["template"]
+        taints = [dict(taint) for taint in template["taints"]]
+        found[name] = {"priority": pool.priority, "spare": pool.spare, "taints": taints}
+        if pool.spare:
+            capacities = [each["capacity"] for each in plan["machines"].values() if each["pool"] == name]
+            found[name]["resources"] = spare.resources(name, capacities, daemons, template["labels"])
     return found
 
 

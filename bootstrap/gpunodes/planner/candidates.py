@@ -42,6 +42,8 @@ class MachineFacts:
     """Its setting gpunodes_time_service."""
     containerd: str = ""
     """Its setting gpunodes_containerd_version."""
+    silent: bool = False
+    """It did not answer at all; else ``unreachable`` is what failed on it."""
 
 
 class Growth(Enum):
@@ -82,6 +84,8 @@ class ClusterRequirements:
     """The addresses in the cluster of nodes, and of the machines that are checked, by name; `judge` fills them in."""
     controls: Mapping[str, str] = field(default_factory=dict)
     """The same of the control planes, if there are several; `judge` fills them in."""
+    listed: Mapping[str, str] = field(default_factory=dict)
+    """The addresses or names by which the inventory reaches its machines, by name; those that are not checked too."""
     prepares: bool = False
     """Whether the machines are only prepared, perhaps for an image of their disk, and join later."""
     alone: bool = False
@@ -94,6 +98,13 @@ class ClusterRequirements:
     fills them in."""
     control_planes: ControlPlanes = field(default_factory=ControlPlanes)
 
+    @property
+    def unread(self) -> dict[str, str]:
+        """The addresses of machines that may join a new cluster later; those that are checked report their networks."""
+        if self.ca_hash or self.prepares:
+            return {}
+        return {name: address for name, address in self.listed.items() if name not in self.addresses}
+
 
 def requirements_of(
     cluster: Mapping[str, Any] | None,
@@ -103,6 +114,7 @@ def requirements_of(
     prepares: bool = False,
     alone: bool = False,
     control_planes: ControlPlanes | None = None,
+    listed: Mapping[str, str] | None = None,
 ) -> ClusterRequirements:
     """The requirements of an existing cluster (a result of ``cluster_info``), or of a new one with ``kubernetes``."""
     cluster = cluster or {}
@@ -115,4 +127,5 @@ def requirements_of(
         alone=alone,
         endpoint=str(cluster.get("endpoint") or ""),
         control_planes=control_planes or ControlPlanes(),
+        listed=listed or {},
     )

@@ -377,18 +377,18 @@ def _gpu_host_wanted(given: Given, runtime: str) -> dict[str, Spec]:
     community = is_installed(given.facts, "docker-ce") if installed else _from_docker(given)
     repositories = [package_sources.docker(given.sources, system)] if community and not installed else []
     docker = node_software.docker(repositories, system, _users(given), community=community)
-    # containerd is a dependency of Docker's packages, and pulls images from mirrors.
-    mirrors = node_software.registry_hosts(given.settings["gpunodes_image_mirrors"])
-    return {
-        "docker": replace(
-            docker,
-            # People who installed Docker themselves also upgrade it.
-            packages=tuple(replace(package, hold=not installed) for package in docker.packages),
-            files=mirrors,
-            directories=(*docker.directories, *node_software.CONTAINERD_FOLDERS),
-            services=(Service("containerd"), *docker.services),
-        )
-    }
+    made = replace(
+        docker,
+        # People who installed Docker themselves also upgrade it.
+        packages=tuple(replace(package, hold=not installed) for package in docker.packages),
+        # containerd is a dependency of Docker's packages, and pulls images from mirrors.
+        files=node_software.registry_hosts(given.settings["gpunodes_image_mirrors"]),
+        directories=(*docker.directories, *node_software.CONTAINERD_FOLDERS),
+        services=(Service("containerd"), *docker.services),
+        moved={name: folder for name, folder in data_folders(runtime).items() if name != "kubelet"},
+        data_directory=str(given.settings["gpunodes_data_directory"]),
+    )
+    return {"docker": made}
 
 
 def _users(given: Given) -> Sequence[str]:

@@ -16,7 +16,7 @@ from gpunodes.planner import reports
 CHECK = "drift"
 APPLY = "`gpunodes rollout apply` applies them"
 KUBELET = "kubelet"
-"""The kind of a difference of a kubelet: `gpunodes up` applies it, and no roll-out."""
+"""The kind of a difference of a kubelet: `gpunodes up` applies it, or a roll-out of its own."""
 UPGRADE = "upgrade"
 """The same: kubeadm applies it when the machine is upgraded."""
 _FIRST = 3

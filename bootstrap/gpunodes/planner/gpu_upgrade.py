@@ -58,6 +58,16 @@ class Upgrades:
     interrupted: bool = False
 
     @property
+    def possible(self) -> bool:
+        """Whether nothing is in the way of a machine that responds."""
+        return not any(machine.conflicts for machine in self.machines)
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Why machines could not be read, by name."""
+        return {machine.name: machine.unreachable for machine in self.machines if machine.unreachable}
+
+    @property
     def exit_code(self) -> ExitCode:
         if self.interrupted:
             return ExitCode.INTERRUPTED

@@ -27,6 +27,8 @@ class Case:
     """The addresses of the other control planes, {} if there are none."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """Of those with which it shares a virtual address."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of machines that may join a new cluster later, and are not checked now."""
 
     def closed(self, found: Mapping[str, Any]) -> list[ports.Port]:
         """The ports of the machine that no rule of an active firewall mentions."""
@@ -67,13 +69,13 @@ def _each_other(case: Case) -> Iterator[Problem]:
 
 def _overlaps(case: Case) -> Iterator[Problem]:
     if not networks.is_node(case.facts):
-        yield from networks.overlaps(case.facts, case.settings, case.others, in_cluster=case.in_cluster)
+        yield from networks.overlaps(case.facts, case.settings, case.others, case.unread, in_cluster=case.in_cluster)
 
 
 def _overlap_warnings(case: Case) -> Iterator[Problem]:
     # A node works with the overlap, and its cluster's ranges cannot be changed.
     if networks.is_node(case.facts):
-        yield from networks.overlaps(case.facts, case.settings, case.others, in_cluster=True)
+        yield from networks.overlaps(case.facts, case.settings, case.others, {}, in_cluster=True)
     yield from networks.holes(case.facts, case.settings)
 
 

@@ -96,21 +96,26 @@ def among_themselves(facts: Mapping[str, Any], settings: NetworkSettings) -> Ite
 
 
 def overlaps(
-    facts: Mapping[str, Any], settings: NetworkSettings, others: Mapping[str, str], *, in_cluster: bool
+    facts: Mapping[str, Any],
+    settings: NetworkSettings,
+    others: Mapping[str, str],
+    unread: Mapping[str, str],
+    *,
+    in_cluster: bool,
 ) -> Iterator[Problem]:
     """What of the machine's network overlaps a range, in one problem; routes to larger networks are not among it.
 
-    ``others`` are the addresses of the other machines by name; ``in_cluster``: the cluster exists, its ranges are
-    fixed.
+    ``others`` are the addresses of the other machines by name, which check their own networks; ``unread`` those of
+    machines that may join later. ``in_cluster``: the cluster exists, its ranges are fixed.
     """
-    found = [each for each in _all(facts, settings, others) if not each.is_wider]
+    found = [each for each in _all(facts, settings, others, unread) if not each.is_wider]
     if found:
         yield Problem(_shown(found), "ranges that nothing else uses", _remedy(found, facts, in_cluster=in_cluster))
 
 
 def holes(facts: Mapping[str, Any], settings: NetworkSettings) -> Iterator[Problem]:
     """Routes through a gateway to networks that contain a range, in one problem: they work around the range."""
-    if found := [each for each in _all(facts, settings, {}) if each.is_wider]:
+    if found := [each for each in _all(facts, settings, {}, {}) if each.is_wider]:
         yield Problem(
             _shown(found),
             "ranges that no route leads to",
@@ -135,7 +140,9 @@ def _ranges(facts: Mapping[str, Any], settings: NetworkSettings) -> list[_Range]
     return found
 
 
-def _all(facts: Mapping[str, Any], settings: NetworkSettings, others: Mapping[str, str]) -> list[_Overlap]:
+def _all(
+    facts: Mapping[str, Any], settings: NetworkSettings, others: Mapping[str, str], unread: Mapping[str, str]
+) -> list[_Overlap]:
     network = facts["network"]
     if network is None:
         return []
@@ -147,12 +154,12 @@ def _all(facts: Mapping[str, Any], settings: NetworkSettings, others: Mapping[st
     for each in _ranges(facts, settings):
         found += [*_of_addresses(each, devices), *_of_routes(each, routes, devices)]
         # Docker avoids the networks of its machine, and knows no other machine.
-        if each.setting.startswith('"bip"'):
-            found += [
-                _Overlap(each, f"the address {address} of {name}", "")
-                for name, address in others.items()
-                if any(each.network.overlaps(other) for other in ranges_of(address))
-            ]
+        further = {**others, **unread} if each.setting.startswith('"bip"') else unread
+        found += [
+            _Overlap(each, f"the address {address} of {name}", "")
+            for name, address in further.items()
+            if any(each.network.overlaps(other) for other in ranges_of(address))
+        ]
     return found
 
 

@@ -96,13 +96,13 @@ def _taint(taint: Mapping[str, Any]) -> dict[str, str]:
 def _capacity(seen: Sequence[Mapping[str, str]]) -> dict[str, str]:
     found = {}
     for name in sorted({name for each in seen for name in each}):
-        offered = sorted((text for each in seen if _amount(text := each.get(name, "")) > 0), key=_amount)
+        offered = sorted((text for each in seen if amount(text := each.get(name, "")) > 0), key=amount)
         if 2 * len(offered) >= len(seen):
             found[name] = offered[(len(offered) - 1) // 2]
     return found
 
 
-def _amount(text: str) -> float:
+def amount(text: str) -> float:
     """The number that a quantity of Kubernetes is, 0 for any other text."""
     found = _QUANTITY.fullmatch(text)
     return float(found[1]) * _UNITS[found[2] or ""] if found else 0.0

@@ -20,6 +20,7 @@ from gpunodes.planner import (
     cluster_addresses,
     control_planes,
     endpoint_checks,
+    exact_versions,
     gates,
     gpu,
     network_checks,
@@ -31,6 +32,7 @@ from gpunodes.planner import (
     versions,
 )
 from gpunodes.planner.candidates import ClusterRequirements, MachineFacts
+from gpunodes.planner.gpu_installed import runtimes_of
 from gpunodes.planner.membership import ETCD_IN_THE_WAY, membership
 from gpunodes.planner.shared_identities import own_nodes, shared
 
@@ -148,8 +150,10 @@ def _disk(candidate: MachineFacts, facts: Facts, requirements: ClusterRequiremen
     yield from space.problems(facts, candidate.role, plan, candidate.requested)
 
 
-def _data_directory(_: MachineFacts, facts: Facts, __: ClusterRequirements) -> Iterator[Problem]:
-    if problem := facts["data_directory"]["problem"]:
+def _data_directory(candidate: MachineFacts, facts: Facts, _: ClusterRequirements) -> Iterator[Problem]:
+    # On a GPU host only Docker's data is there.
+    moves = candidate.role is not Role.GPU_HOST or "docker" in {candidate.requested.runtime, *runtimes_of(facts)}
+    if moves and (problem := facts["data_directory"]["problem"]):
         yield Problem(problem["found"], problem["wanted"], problem["remedy"])
 
 
@@ -335,8 +339,9 @@ def _network(
         for found in (requirements.addresses, requirements.controls)
     )
     shared = controls if candidate.endpoint.vip else {}
-    in_cluster = bool(requirements.ca_hash)
-    return find(network_checks.Case(facts, candidate.role, candidate.network, others, in_cluster, controls, shared))
+    in_cluster, network = bool(requirements.ca_hash), candidate.network
+    unread = requirements.unread
+    return find(network_checks.Case(facts, candidate.role, network, others, in_cluster, controls, shared, unread))
 
 
 CHECKS: Sequence[Check] = (
@@ -360,6 +365,7 @@ CHECKS: Sequence[Check] = (
     Check("modules", "the kernel has the modules for the pod network", _modules, concerns=Concerns.NODES),
     Check("proxy", "the HTTP proxies of the settings are reachable and accept their credentials", _proxies),
     Check("sources", "the package and image sources are reachable, and their keys are correct", _sources),
+    Check("sources", "they have the versions that are requested", exact_versions.problems, concerns=Concerns.NODES),
     Check("cluster", "the machine has no other role and belongs to no other cluster", _cluster),
     Check("runtime", "an existing node uses the requested container runtime", _runtime, concerns=Concerns.NODES),
     Check("runtime", "a node has the requested versions of its runtime", runtime_versions.kept, Severity.WARNING),

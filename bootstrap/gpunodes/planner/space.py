@@ -125,6 +125,7 @@ def _gpu(facts: Mapping[str, Any], plan: gpu.Plan, requested: gpu.RequestedSoftw
     cudas = [version for version in dict.fromkeys(requested.cuda) if version not in present]
     return {
         "device_plugin": int(not facts["kubernetes"]["role"]),
+        "dra": int(bool(plan.serving) and not facts["kubernetes"]["role"]),
         "driver": int(driver),
         "headers": int(driver and not prebuilt and not (found.get("headers") or {}).get("running")),
         "build": int(driver and not prebuilt),

@@ -6,18 +6,20 @@ its control plane.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
-from gpunodes.model import PreflightFinding, Role
+from gpunodes.model import PreflightFinding, Role, Severity
 from gpunodes.planner import tables, upgrade_checks, versions
 from gpunodes.planner.upgrade_model import (
     CLUSTER,
     PROGRAMS,
     Component,
     Part,
+    PassedOver,
     Step,
     Subject,
     UpgradePlan,
@@ -45,6 +47,19 @@ def plan(requested: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]
         components=_components(target or wanted, subjects),
         findings=findings,
         irreversible=_irreversible(target or wanted, present, subjects),
+        passed_over=_passed_over(target, subjects),
+    )
+
+
+def of_machines(plan: UpgradePlan, names: Collection[str]) -> UpgradePlan:
+    """The same for some machines: what is in the way of others is a warning, unless it concerns the whole cluster."""
+    concerned, everywhere = {CLUSTER, *names}, {upgrade_checks.REACHABLE, upgrade_checks.SKEW}
+    return replace(
+        plan,
+        findings=[
+            each if each.machine in concerned or each.check in everywhere else replace(each, severity=Severity.WARNING)
+            for each in plan.findings
+        ],
     )
 
 
@@ -91,7 +106,10 @@ def resolve(wanted: str, subjects: Sequence[Subject]) -> tuple[str, Problem | No
 
 
 def _steps(target: str, subjects: Sequence[Subject]) -> list[Step]:
-    """All control planes, then all kubelets, those of the control planes first; what has the version is left out."""
+    """All control planes, then all kubelets, those of the control planes first.
+
+    What has the version is left out, and what is passed over.
+    """
     control = [each for each in subjects if each.role is Role.CONTROL_PLANE]
     workers = [each for each in subjects if each.role is Role.WORKER]
     steps = [
@@ -102,9 +120,18 @@ def _steps(target: str, subjects: Sequence[Subject]) -> list[Step]:
     steps += [
         Step(each.name, Part.NODE, each.kubelet, target, drained=True)
         for each in (*control, *workers)
-        if each.kubelet != target or (each.own or {}).get("unfinished")
+        if not each.left and (each.kubelet != target or (each.own or {}).get("unfinished"))
     ]
     return steps
+
+
+def _passed_over(target: str, subjects: Sequence[Subject]) -> list[PassedOver]:
+    """The machines that are left as they are; one that is ready and has the version needs nothing."""
+    return [
+        PassedOver(each.name, each.kubelet, each.left, holds_addons=each.is_down)
+        for each in subjects
+        if each.left and (each.is_down or each.kubelet != target or (each.own or {}).get("unfinished"))
+    ]
 
 
 def _components(target: str, subjects: Sequence[Subject]) -> list[Component]:

@@ -13,6 +13,8 @@ from gpunodes.planner import gates, tables, versions
 from gpunodes.planner.upgrade_model import CLUSTER, PROGRAMS, Subject, image_parts
 from gpunodes.planner.versions import numbers
 
+REACHABLE, SKEW = "reachable", "skew"
+"""The checks that concern the whole cluster, also of machines that are not upgraded."""
 _SHOWN = 5
 _KUBEADM_CONFIG = "the ConfigMap kubeadm-config in kube-system"
 
@@ -21,13 +23,16 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
     """All findings, those of machines in their order, then those of the cluster."""
     findings = []
     for subject in subjects:
+        if subject.left:
+            findings += [PreflightFinding(subject.name, SKEW, each) for each in _skew(target, subject, {})]
+            continue
         if subject.facts is None or subject.own is None:
             problem = Problem(
                 subject.unreachable or "it did not report its versions",
-                "a machine that responds: the whole cluster is judged",
+                "control planes that respond: they are upgraded first",
                 "start it, or correct its address and SSH settings in the inventory",
             )
-            findings.append(PreflightFinding(subject.name, "reachable", problem))
+            findings.append(PreflightFinding(subject.name, REACHABLE, problem))
             continue
         for name, check in _OF_MACHINES.items():
             findings += [PreflightFinding(subject.name, name, each) for each in check(target, subject, subject.own)]
@@ -42,6 +47,8 @@ def judge(target: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]) 
                 "add it, or upgrade it by hand",
             )
             findings.append(PreflightFinding(CLUSTER, "nodes", problem, Severity.WARNING))
+            other = Subject(node["name"], Role.WORKER, None, None, node)
+            findings += [PreflightFinding(node["name"], SKEW, each) for each in _skew(target, other, {})]
     return findings + [
         PreflightFinding(CLUSTER, name, each) for name, check in _OF_CLUSTER.items() for each in check(target, subjects)
     ]
@@ -93,8 +100,8 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _ready(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem]:
-    # A machine whose upgrade was interrupted is not ready until that is continued.
-    if subject.node and not subject.node["ready"] and not own["unfinished"]:
+    """Of control planes: workers are passed over."""
+    if subject.is_down and not own["unfinished"]:
         yield Problem(
             f"its node is not ready: {subject.node['reason']}",
             "a ready node: afterwards nobody could tell whether the upgrade is the cause",
@@ -117,7 +124,7 @@ def _skew(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Probl
         yield Problem(
             f"its kubelet is {subject.kubelet}",
             f"1.{wanted - allowed} or newer: Kubernetes {versions.minor_of(target)} accepts no older kubelets",
-            "upgrade it to the version of the cluster first",
+            "upgrade it to the version of the cluster first, or remove it with `gpunodes remove`",
         )
 
 
@@ -322,7 +329,7 @@ def _clusters(subjects: Sequence[Subject]) -> list[Mapping[str, Any]]:
 _OF_MACHINES = {
     "cluster": _member,
     "ready": _ready,
-    "skew": _skew,
+    SKEW: _skew,
     "cgroup": _cgroup,
     "runtime": _runtime,
     "gates": _kubelet_gates,

@@ -45,6 +45,27 @@ class Subject:
     """Why it could not be read."""
     gates: Mapping[str, Any] = field(default_factory=dict)
     """The feature gates that its settings request for its kubelet."""
+    maintenance: str = ""
+    """The maintenance that its node is in, as one line; "" for none."""
+
+    @property
+    def left(self) -> str:
+        """Why it is passed over, "" if it is judged and upgraded. Control planes come first, so they never are."""
+        if self.role is Role.CONTROL_PLANE:
+            return ""
+        if self.maintenance:
+            return f"it is in maintenance: {self.maintenance}"
+        if self.facts is None or self.own is None:
+            return self.unreachable or "it did not report its versions"
+        # A machine whose upgrade was interrupted is not ready until that is continued.
+        if self.is_down and not self.own["unfinished"]:
+            return f"its node is not ready: {self.node['reason']}"
+        return ""
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it has a node, which is not ready."""
+        return bool(self.node) and not self.node["ready"]
 
     @property
     def kubelet(self) -> str:
@@ -81,6 +102,18 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A worker that stays as it is: in maintenance, off, silent or not ready."""
+
+    machine: str
+    present: str
+    """The version of its kubelet, "" if it is not known."""
+    why: str
+    holds_addons: bool
+    """Whether the add-ons wait for it: its node is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpgradePlan:
     """The order of an upgrade, and what is in its way."""
 
@@ -94,6 +127,12 @@ class UpgradePlan:
     findings: Sequence[PreflightFinding]
     irreversible: Sequence[str]
     """What cannot be rolled back, as sentences."""
+    passed_over: Sequence[PassedOver] = ()
+
+    @property
+    def holds_addons(self) -> list[str]:
+        """The machines that the add-ons wait for."""
+        return [each.machine for each in self.passed_over if each.holds_addons]
 
     @property
     def possible(self) -> bool:

@@ -53,6 +53,8 @@ class Node:
     rollout: str = ""
     """The id of the roll-out that works on it, or was left there unfinished; "" for none."""
     cordoned_by_rollout: bool = False
+    rolled_out: str = ""
+    """The id of the last roll-out whose work ended well on it."""
     maintenance: Maintenance | None = None
     """Its maintenance; None if it is not in maintenance."""
     needs_repair: str = ""

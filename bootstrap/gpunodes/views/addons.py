@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpunodes.model import printable
 from gpunodes.planner.addons import Addon, Change, PlannedAddon
 from gpunodes.views import document
 from gpunodes.views.text import table, wrapped
@@ -68,10 +69,9 @@ def change_document(one: Addon, done: Change, *, dry_run: bool) -> str:
 
 def change(one: Addon, done: Change, result: str, *, dry_run: bool) -> str:
     """What was done to an optional add-on, with its ``result``, or with ``dry_run`` would be."""
-    lines = [f"  {title}" for title in done.objects]
-    if dry_run:
-        return "\n".join([f"{one.name}: {len(lines)} objects would change", *lines])
-    return "\n".join([f"{one.name}: {result}; {len(lines)} objects changed", *lines])
+    count = len(done.objects)
+    first = f"{count} objects would change" if dry_run else f"{result}; {count} objects changed"
+    return "\n".join(map(printable, (f"{one.name}: {first}", *(f"  {title}" for title in done.objects))))
 
 
 def running(done: Change) -> str:

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from gpunodes.model import printable
 from gpunodes.views import document, text
 
 
@@ -40,6 +41,8 @@ class Status(Protocol):
     @property
     def left_out(self) -> Mapping[str, str]: ...
     @property
+    def passed_over(self) -> Mapping[str, str]: ...
+    @property
     def behind(self) -> str: ...
 
 
@@ -54,22 +57,24 @@ def status(found: Status, columns: int | None = None) -> str:
     rows += [(each.node, each.pool, each.phase, _time(each.since), _why(each)) for each in found.machines]
     parts = [text.table(pools, columns), text.table(rows, columns)]
     if found.changes:
-        parts.append("\n".join(f"would change: {each}" for each in found.changes))
+        parts.append("\n".join(printable(f"would change: {each}") for each in found.changes))
     elif not found.running:
         parts.append("the autoscaler does not run: no machine is switched on or off")
     if found.behind:
-        parts.append(found.behind)
+        parts.append(printable(found.behind))
+    if found.passed_over:
+        parts.append(_passed_over(found))
     if found.left_out:
-        parts.append(_left_out(found, "it has no image of the power server, which cannot run there"))
+        parts.append(_left_out(found))
     return "\n\n".join(parts)
 
 
 def removed(found: Status) -> str:
     """What `autoscale down` did; ``found`` is the last status."""
     off = [each.node for each in found.machines if each.phase != "on"]
-    lines = [f"removed; not on: {', '.join(off)}" if off else "removed"]
+    lines = [printable(f"removed; not on: {', '.join(off)}") if off else "removed"]
     if found.left_out:
-        lines.append(_left_out(found, "the image of the power server stays there"))
+        lines.append(_left_out(found))
     return "\n".join(lines)
 
 
@@ -88,12 +93,18 @@ def contents(found: Status) -> dict[str, Any]:
         "machines": [{key: getattr(each, key) for key in keys} for each in found.machines],
         "changes": list(found.changes),
         "left_out": dict(found.left_out),
+        "passed_over": dict(found.passed_over),
         "behind": found.behind,
     }
 
 
-def _left_out(found: Status, what: str) -> str:
-    lines = [f"left out: {name}: {why}; {what}" for name, why in sorted(found.left_out.items())]
+def _passed_over(found: Status) -> str:
+    lines = [printable(f"passed over: {name}: {why}") for name, why in sorted(found.passed_over.items())]
+    return "\n".join([*lines, "machines that are passed over keep their labels, taints and registration"])
+
+
+def _left_out(found: Status) -> str:
+    lines = [printable(f"left out: {name}: {why}") for name, why in sorted(found.left_out.items())]
     return "\n".join([*lines, "run the same command again when it responds"])
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gpunodes.model import RunResult
+from gpunodes.model import RunResult, printable
 from gpunodes.views import document, text
 
 
@@ -97,7 +97,7 @@ def started(found: Started, *, dry_run: bool) -> str:
             f"let pods of a namespace pull: gpunodes registry login {found.address} --namespace NAME",
             "push from this computer: gpunodes registry open",
         ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _logins(found: Started, *, dry_run: bool) -> list[str]:
@@ -125,7 +125,7 @@ def status(found: Status) -> str:
         ("certificate", f"ends {_day(found.certificate_end)}"),
         ("runs", found.image or "unknown"),
     ]
-    return "\n".join(f"{name:<12} {value}" for name, value in rows)
+    return "\n".join(printable(f"{name:<12} {value}") for name, value in rows)
 
 
 def pulled(found: Sequence[Pulled]) -> str:
@@ -138,7 +138,7 @@ def removed(objects: Sequence[str], folder: str) -> str:
     """What was removed, and where the images are."""
     if not objects:
         return "the cluster has no registry"
-    return f"removed {', '.join(objects)}" + (f"; the images stay in {folder}" if folder else "")
+    return printable(f"removed {', '.join(objects)}" + (f"; the images stay in {folder}" if folder else ""))
 
 
 def dump_started(found: Started, ended: RunResult) -> str:

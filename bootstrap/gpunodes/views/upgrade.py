@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from gpunodes.model import Severity
+from gpunodes.model import Severity, printable
 from gpunodes.planner.upgrade_model import Part, UpgradePlan
 from gpunodes.views import document
 from gpunodes.views.text import table, wrapped
@@ -35,11 +35,22 @@ def _sections(plan: UpgradePlan, columns: int | None) -> Iterator[str]:
         ]
         yield table(rows, columns)
     elif plan.possible:
-        yield "All machines have this version."
+        yield f"All {'other ' if plan.passed_over else ''}machines have this version."
+    if plan.passed_over:
+        lines = [
+            printable(f"  {each.machine} ({each.present or 'of an unknown version'}): {each.why}")
+            for each in plan.passed_over
+        ]
+        title = "Passed over (their nodes count as unavailable: --max-unavailable):"
+        yield "\n".join([title, *(part for line in lines for part in wrapped(line, columns, 4))])
     if plan.components:
         names = [("COMPONENT", "FROM", "TO")]
         names += [(each.name, each.present, each.target or "by its role") for each in plan.components]
         yield table(names, columns)
+    if down := plan.holds_addons:
+        what = f"{', '.join(down)} {'is' if len(down) == 1 else 'are'} not ready"
+        line = f"The add-ons stay as they are, since {what}: `gpunodes addon upgrade` updates them afterwards."
+        yield "\n".join(wrapped(line, columns, 2))
     for severity, title in ((Severity.ERROR, "In the way:"), (Severity.WARNING, "Warnings:")):
         lines = [f"  {each.machine}: {each.problem}" for each in plan.findings if each.severity is severity]
         if lines:
@@ -70,5 +81,6 @@ def document_of(plan: UpgradePlan) -> str:
                 for each in plan.findings
             ],
             "irreversible": list(plan.irreversible),
+            "passed_over": [dataclasses.asdict(each) for each in plan.passed_over],
         }
     )

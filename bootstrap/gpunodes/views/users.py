@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from gpunodes.model import printable
 from gpunodes.views import document, text
 
 
@@ -57,7 +58,7 @@ def remains(user: str, found: Sequence[Remains]) -> str:
         f"tokens that {user} requested for service accounts there are valid until their end, and passwords in Secrets "
         "until they are changed: see `gpunodes help --page users`"
     )
-    return "\n".join([*lines, last])
+    return "\n".join(map(printable, (*lines, last)))
 
 
 def _counts(found: Remains) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from gpunodes.autoscale import decisions, kept_off
+from gpunodes.autoscale import decisions, kept_off, nodes
 from gpunodes.autoscale.kept_off import KeptOff
-from gpunodes.autoscale.server import NotPossible
+from gpunodes.autoscale.server import NotPossible, PowerServer
 from gpunodes.autoscale.state import MachineState, Phase
+from gpunodes.repair.maintenance import Maintenance
 
 from tests.power_fleet import MemoryMachines, Site, parsed
 
@@ -209,3 +210,53 @@ def test_gpus_of_a_machine_that_someone_switched_on_fail_their_proof_once_in_a_w
 
 def test_nothing_is_remembered_without_an_autoscaler_of_a_machine_that_is_left_alone() -> None:
     assert decisions.without_autoscaler(MachineState(Phase.LEFT_ALONE, 1.0), None, 2.0) is None
+
+
+@pytest.mark.parametrize("why", ["", "maintenance", "cordon"])
+def test_a_machine_that_a_user_switched_on_is_as_any_other_unless_it_is_held(site: Site, why: str) -> None:
+    site.machines.on.add("w3")
+    site.boots("w3", labels={"gpunodes.dev/pool": "t4"})
+    looks(site)
+    if why == "maintenance":
+        site.store.objects["w3"]["metadata"]["annotations"]["gpunodes.dev/maintenance"] = Maintenance("demo").text()
+    site.store.objects["w3"]["spec"]["unschedulable"] = why == "cordon"
+    site.look()
+    assert site.phases()["w3"] is Phase.ON
+    assert (nodes.DISABLED in site.store.objects["w3"]["metadata"]["annotations"]) == bool(why)
+    if why:
+        with pytest.raises(NotPossible, match="w3 stays on"):
+            site.server.delete("t4", ["gpunodes://w3"])
+        return
+    site.server.delete("t4", ["gpunodes://w3"])
+    site.settle({"w3": Phase.OFF})
+
+
+# Machines whose BMC does not say whether they are on
+
+
+def test_a_machine_whose_bmc_does_not_answer_is_known_with_the_cause() -> None:
+    """It had no state: `autoscale up` waited for one until its time was over, and knew no cause."""
+    site = Site(parsed({"w1": "h100", "w3": "t4"}, POOLS))
+    site.store.texts.clear()
+    site.machines.refuses = {"w3"}
+    again = site.new_server()
+    found = site.store.states()["w3"]
+    assert (found.phase, found.reason) == (Phase.LEFT_ALONE, decisions.NOT_KNOWN)
+    assert found.error.startswith("the BMC of w3 refuses request")
+    assert again.size("t4") == decisions.Size(0, 0, 0), "it is not used"
+    # It is on, and has no node.
+    site.machines.refuses, site.machines.on = set(), {"w3"}
+    assert answer_of(site, again) == (Phase.LEFT_ALONE, decisions.ON_WITHOUT_NODE, "")
+    # It is off.
+    site.machines.on = set()
+    assert answer_of(site, again) == (Phase.OFF, decisions.FOUND_OFF, "")
+    assert again.size("t4").most == 1
+
+
+def answer_of(site: Site, server: PowerServer, name: str = "w3") -> tuple[Phase, str, str]:
+    """The state of a machine when its BMC has been asked again."""
+    before = site.store.texts[name]
+    server._questions._asked.clear()
+    site.looks_until(server, lambda: site.store.texts[name] != before)
+    found = site.store.states()[name]
+    return found.phase, found.reason, found.error

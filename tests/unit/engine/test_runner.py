@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import ansible_runner
 import pytest
 from gpunodes.engine import runner
+from gpunodes.inventory import Inventory
 
 _COMMAND = """
 import subprocess, sys, time
@@ -39,6 +42,24 @@ def test_ansible_dies_with_the_command_even_by_kill_9(tmp_path: Path) -> None:
     while _runs(ansible):
         assert time.monotonic() < deadline, "it lives on"
         time.sleep(0.05)
+
+
+@pytest.mark.long
+def test_the_environment_is_on_disk_until_the_first_event_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ansible-runner writes it before it starts Ansible, and a killed command leaves its files."""
+    seen: list[bool] = []
+
+    def record(self: ansible_runner.Runner, event: dict[str, Any]) -> None:
+        seen.append((Path(self.config.artifact_dir) / "command").exists())
+        self.event_handler(event)
+        seen.append((Path(self.config.artifact_dir) / "command").exists())
+
+    monkeypatch.setattr(ansible_runner.Runner, "event_callback", record)
+    (tmp_path / "hosts.yml").write_text("control_plane: {hosts: {c1: }}\n")
+    play = runner.Play("controller.yml", Inventory(tmp_path / "hosts.yml"), ["c1"])
+    runner.run(play, tmp_path, lambda _: None)
+    assert seen[:2] == [True, False]
+    assert not any(seen[1:])
 
 
 def test_an_interrupted_command_lets_ansible_end_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -979,7 +979,7 @@ def host_facts(machine: Machine) -> dict[str, Any]:
         return {"sources": list(sources), "gpus": given[-1], **more}
 
     machine.monkeypatch.setattr(facts, "read", read)
-    return {"sources": [], "expected_gpus": ["2330"], "exact_packages": ["nvidia-open"]}
+    return {"sources": [], "expected_gpus": ["2330"], "exact_packages": {"nvidia": ["nvidia-open"]}}
 
 
 def cluster_info(machine: Machine) -> dict[str, Any]:

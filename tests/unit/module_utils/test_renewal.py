@@ -208,6 +208,11 @@ def renew(machine: ControlPlane, *, force: bool = False, check: bool = False) ->
     return renewal.renew(force, 0.2, check).actions
 
 
+def renew_ended(machine: ControlPlane) -> list[str]:
+    assert machine
+    return renewal.renew_ended(check=False).actions
+
+
 def test_certificates_are_renewed_and_served(machine: ControlPlane) -> None:
     would = renew(machine, check=True)
     assert machine.log == []
@@ -219,6 +224,20 @@ def test_certificates_are_renewed_and_served(machine: ControlPlane) -> None:
     assert [line.split()[-1] for line in machine.log[1:]] == ["away", "back"] * 4
     assert fresh(machine)
     assert renew(machine) == []
+
+
+def test_files_are_renewed_first_where_the_certificate_of_etcd_has_ended(
+    machine: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it ends within the hour; before that nothing is done, and nothing is restarted in any case."""
+    end, now = certificates.of_file(f"{machine.kubernetes}/pki/etcd/peer.crt"), [0.0]
+    assert end
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    now[0] = end.not_after - 7200
+    assert renew_ended(machine) == []
+    now[0] = end.not_after - 1800
+    assert "renew etcd/peer.crt" in renew_ended(machine)
+    assert machine.log == ["kubeadm certs renew all"]
 
 
 def test_new_certificates_are_renewed_only_by_force(machine: ControlPlane) -> None:
@@ -302,8 +321,9 @@ def test_a_first_handshake_that_fails_is_no_verdict(machine: ControlPlane, monke
 def test_an_authority_that_has_ended_is_never_renewed(machine: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 100 * 86400)
-    with pytest.raises(MachineProblem, match=r"the certificate authority .*/pki/ca.crt has ended"):
-        renew(machine)
+    for each in (renew, renew_ended):
+        with pytest.raises(MachineProblem, match=r"the certificate authority .*/pki/ca.crt has ended"):
+            each(machine)
     assert machine.log == []
 
 
@@ -322,8 +342,9 @@ def test_a_worker_is_refused(machine: ControlPlane) -> None:
 
 def test_a_control_plane_that_a_restore_stopped_is_refused(machine: ControlPlane) -> None:
     ledger.Ledger(etcd_restore={"state": "stopped"}, manifests={"etcd": "x"}).save()
-    with pytest.raises(MachineProblem, match="a restore of etcd has stopped"):
-        renew(machine)
+    for each in (renew, renew_ended):
+        with pytest.raises(MachineProblem, match="a restore of etcd has stopped"):
+            each(machine)
     assert machine.log == []
 
 

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpunodes.ansible.module_utils import facts, image_query, source_versions, upgrade_facts
+from gpunodes.ansible.module_utils import facts, image_query, packages, source_versions, upgrade_facts
 from gpunodes.ansible.module_utils.host import keys
 from gpunodes.ansible.module_utils.problem import MachineProblem
+from gpunodes.ansible.module_utils.process import CommandResult
 
 # As in developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/, shortened.
 PACKAGES = """\
@@ -158,3 +159,72 @@ def test_an_index_is_fetched_over_http_only(url: str) -> None:
     """An index names the address of the next one."""
     with pytest.raises(MachineProblem, match="http or https"):
         upgrade_facts._fetched(url, None)
+
+
+DOCKER = "Package: containerd.io\nVersion: 2.1.4-1~debian.13~trixie\n"
+RUNTIME = {"docker": ["containerd.io"], "system": ["containerd"]}
+
+
+def served(source: str, name: str, folder: str = "") -> dict[str, str]:
+    return {"name": name, "url": f"{source}/InRelease", "index": folder}
+
+
+def test_the_index_of_a_source_with_components(source: str, tmp_path: Path) -> None:
+    """As Docker's: dists/trixie/InRelease, and beside it stable/binary-amd64/Packages.gz."""
+    folder = "stable/binary-amd64/"
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "InRelease").write_text(RELEASE.format(size=9, name=f"{folder}Packages.gz"))
+    (tmp_path / folder / "Packages.gz").write_bytes(gzip.compress(DOCKER.encode()))
+    expected = {"docker": {"containerd.io": ["2.1.4-1~debian.13~trixie"]}}
+    assert source_versions.of_sources([served(source, "docker", folder)], RUNTIME, {}, None) == expected
+    system = {"id": "debian", "version": "13", "codename": "trixie"}
+    given = {"name": "docker", "url": source, "suite": "{codename}", "index": "stable/binary-{package_arch}/"}
+    filled = facts.filled(given, system)
+    assert filled["url"] == f"{source}/dists/trixie/InRelease"
+    assert filled["index"] in {"stable/binary-amd64/", "stable/binary-arm64/"}
+
+
+def test_only_what_is_not_installed_is_looked_for(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "InRelease").write_text("")
+    (tmp_path / "Packages").write_text(PACKAGES)
+    wanted = {"nvidia": ["nvidia-open"], "kubernetes": ["kubelet"]}
+    sources = [served(source, "nvidia"), served(f"{source}/absent", "kubernetes")]
+    found = source_versions.of_sources(sources, wanted, {"kubelet": None}, None)
+    assert found == {"nvidia": {"nvidia-open": ["580.105.08-1", "580.95.05-1", "580.65.06-1"]}}
+    monkeypatch.setattr(source_versions, "read", None)
+    assert source_versions.of_sources(sources[1:], wanted, {"kubelet": "1.36.3-1.1"}, None) == {}
+
+
+class Listing:
+    """A machine whose apt lists containerd; ``warns`` as apt does of a source that it cannot reach."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, warns: str = "") -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self._warns = warns
+        monkeypatch.setattr(packages, "detect", packages.Apt)
+        monkeypatch.setattr(source_versions, "run", lambda argv, *_: self.run(*argv))
+
+    def run(self, *argv: str) -> CommandResult:
+        self.calls.append(argv)
+        listed = "containerd | 1.7.24~ds1-6+b4 | http://deb.debian.org/debian trixie/main amd64 Packages\n"
+        return CommandResult(argv, 0, listed if "madison" in argv else "", self._warns)
+
+
+def test_the_systems_own_sources_are_read_again_where_they_are_used(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine's lists of packages may be as old as its image; these are read into a folder of their own."""
+    kubernetes, docker = served(source, "kubernetes"), served(source, "docker")
+    machine = Listing(monkeypatch)
+    expected = {"system": {"containerd": ["1.7.24~ds1-6+b4"]}}
+    assert source_versions.of_sources([kubernetes], RUNTIME, {}, None) == expected
+    lists = {word for call in machine.calls for word in call if "Dir::State::Lists" in word}
+    assert len(machine.calls) == 2
+    assert len(lists) == 1
+    # Docker's source is used, containerd.io is installed, or no source is checked (--skip-phase preflight).
+    monkeypatch.setattr(source_versions, "read", lambda *_: {})
+    assert source_versions.of_sources([kubernetes, docker], RUNTIME, {}, None) == {"docker": {}}
+    assert source_versions.of_sources([kubernetes], RUNTIME, {"containerd.io": "2.1.4-1"}, None) == {}
+    assert source_versions.of_sources([], RUNTIME, {}, None) == {}
+    Listing(monkeypatch, "W: Failed to fetch http://deb.debian.org/debian/dists/trixie/InRelease")
+    assert source_versions.of_sources([kubernetes], RUNTIME, {}, None) == {}, "what is not known refuses nothing"

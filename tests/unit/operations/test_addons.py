@@ -22,7 +22,7 @@ from gpunodes.operations.rolling import commands, context
 from gpunodes.planner.addons import PlannedAddon, chosen
 from gpunodes.views import addons as views
 
-from tests.hostile import ATTACKS, hostile
+from tests.hostile import ATTACKS, hostile, is_plain
 
 OLD: dict[str, Any] = {
     "name": "kube-flannel-ds",
@@ -94,7 +94,7 @@ def test_an_update_is_shown_made_and_shown_again(
     cluster = Cluster(monkeypatch, [OLD], [NEW])
     assert call(monkeypatch, inventory, "upgrade", "--yes", "--json") == ExitCode.DONE
     shown = capsys.readouterr()
-    assert "runs      flannel:v1 on 3 nodes" in shown.err
+    assert "  runs      flannel:v1 on 3 nodes" in shown.err.splitlines()
     assert "wanted    flannel:v2" in shown.err
     document = json.loads(shown.out)
     assert (document["schema"], document["addons"][0]["needed"]) == ("gpunodes.addon-plan/1", False)
@@ -286,3 +286,26 @@ def test_a_hostile_report_of_optional_add_ons_is_refused(
         Cluster(monkeypatch, {key: attack})
         with pytest.raises(GpunodesError, match="report of the add-ons is invalid"):
             addons.down(InventoryFleet(inventory), inventory, chosen("local-path"), lambda *_: None)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_what_a_control_plane_says_of_add_ons_is_shown_as_text(
+    certified: Inventory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], attack: str
+) -> None:
+    """The names of objects and nodes are free text; a failure is one line."""
+    found, pending = {"objects": [attack], "idle": [attack]}, {**OLD, "changes": [attack], "behind": [attack]}
+    calls = [
+        *((verb, "metrics-server", *more) for verb in ("up", "verify") for more in ((), ("--json",))),
+        *(("down", "metrics-server", "--yes", *more) for more in ((), ("--dry-run",), ("--json",))),
+    ]
+    Cluster(monkeypatch, *[found] * len(calls))
+    for words in calls:
+        assert call(monkeypatch, certified, *words) == ExitCode.DONE
+        assert is_plain("".join(capsys.readouterr()))
+    Cluster(monkeypatch, [pending], [pending])
+    assert call(monkeypatch, certified, "upgrade", "--yes") == ExitCode.DONE
+    assert is_plain("".join(capsys.readouterr()))
+    for words in (*calls, ("list",), ("plan",), ("upgrade", "--yes")):
+        Cluster(monkeypatch, [pending], failure=attack)
+        call(monkeypatch, certified, *words)
+        assert is_plain("".join(capsys.readouterr()))

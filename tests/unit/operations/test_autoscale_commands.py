@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpunodes.ansible.module_utils.problem import Problem
+from gpunodes.autoscale import decisions
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.cli import main
 from gpunodes.engine import control_planes, identities, runner
@@ -17,11 +19,14 @@ from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode
 from gpunodes.inventory import Inventory
-from gpunodes.model import MachineResult, Outcome, RunResult
-from gpunodes.operations.autoscale import commands
+from gpunodes.model import MachineResult, Outcome, PreflightFinding, Role, RunResult
+from gpunodes.operations import preflight
+from gpunodes.operations.autoscale import commands, registering
+from gpunodes.planner.candidates import MachineFacts
+from gpunodes.repair.maintenance import Maintenance
 
 from tests import repair_fleet
-from tests.hostile import ATTACKS, unprintable
+from tests.hostile import ATTACKS, is_plain, unprintable
 from tests.power_fleet import MemoryStore, document, machine_id, node_object, uuid
 
 INVENTORY = """
@@ -49,13 +54,19 @@ class Objects(MemoryStore):
         self.runs: list[tuple[str, Any]] = []
         self.registered: list[str] = []
         self.failure = ""
+        self.daemons: list[dict[str, Any]] = []
+        self.dead: set[str] = set()
+        """The machines that do not respond over SSH."""
+        self.odd: set[str] = set()
+        """Those of them that do respond, and on which something else fails."""
         self.api = repair_fleet.Api()
         self.ending: list[list[str]] = []
         """The nodes of its pods, by request from the last one on."""
         self.meanwhile: Callable[[], None] = lambda: None
         """What the power server does while the playbook runs."""
         monkeypatch.setattr(commands, "_connected", self.connected)
-        monkeypatch.setattr(commands, "carry_out", self.register)
+        monkeypatch.setattr(registering, "carry_out", self.register)
+        monkeypatch.setattr(preflight, "inspect", self.inspect)
         monkeypatch.setattr(runner, "run", self.run)
         self.silent: list[tuple[str, str]] = []
         monkeypatch.setattr(control_planes, "choose", self.choose)
@@ -69,7 +80,26 @@ class Objects(MemoryStore):
         yield self, leases
         leases.close()
 
+    def inspect(self, _: Inventory, machines: Any, folder: Path, *__: Any, **___: Any) -> preflight.Inspection:
+        why = {each.name: "no route to host" if each.name in self.dead else "" for each in machines}
+        found = [
+            MachineFacts(
+                name,
+                Role.WORKER,
+                facts=None if each else {},
+                unreachable=each,
+                silent=bool(each) and name not in self.odd,
+            )
+            for name, each in why.items()
+        ]
+        return preflight.Inspection(found, "control-1", {}, None, "", interrupted=False, log=folder)
+
     def register(self, operation: Any, _: Any, machines: Any, *more: Any) -> RunResult:
+        if lost := [each.name for each in machines if each.name in self.dead]:
+            finding = PreflightFinding(lost[0], "reachable", Problem("no route to host", "", ""))
+            return RunResult(
+                operation.name, [MachineResult(each.name, Outcome.SKIPPED) for each in machines], [finding]
+            )
         self.registered += [each.name for each in machines]
         outcome = Outcome.FAILED if self.failure else Outcome.CHANGED
         for each in machines:
@@ -81,7 +111,10 @@ class Objects(MemoryStore):
         self.ran_on = list(play.machines)
         self.running = (play.variables or {})["autoscaler_state"] == "present"
         if self.running:
-            self.texts |= {name: MachineState(Phase.ON, 1.0).text() for name in self.document["machines"]}
+            # The power server sees no node that was not prepared.
+            seen = {name for name, each in self.objects.items() if each["spec"]["providerID"]}
+            new = seen & set(self.document["machines"]) - set(self.texts)
+            self.texts |= {name: MachineState(Phase.ON, 1.0).text() for name in new}
         self.meanwhile()
         return runner.PlayResult(True, should_stop(), folder / "stdout")
 
@@ -112,6 +145,9 @@ class Objects(MemoryStore):
 
     def delete_passwords(self) -> None:
         self.passwords = {}
+
+    def daemon_sets(self) -> list[dict[str, Any]]:
+        return self.daemons
 
     def delete_states(self) -> None:
         self.texts = {}
@@ -166,7 +202,8 @@ def test_up_prepares_machines_first_and_keeps_passwords_out_of_the_playbook(plac
     assert place.passwords == {"w1": "hunter2", "w2": "hunter2"}
     [(playbook, variables)] = place.runs
     assert playbook == "autoscale.yml"
-    assert variables["autoscaler_pools"]["h100"] == {"priority": 0, "spare": 1, "gpus": 2, "taints": []}
+    limits = {"limits": {"nvidia.com/gpu": 2}}
+    assert variables["autoscaler_pools"]["h100"] == {"priority": 0, "spare": 1, "resources": limits, "taints": []}
     assert "hunter2" not in f"{variables}{place.document}{out}{err}"
     assert place.document["machines"]["w1"]["bmc"]["gpunodes_bmc_address"] == "w1.bmc.example"
     known = place.document["machines"]["w1"]["identity"]
@@ -223,6 +260,60 @@ def test_a_machine_that_is_off_keeps_its_place_and_what_was_seen_of_it(place: Ob
     assert place.document["machines"]["w2"]["capacity"]["nvidia.com/gpu"] == "2"
 
 
+DISK = Maintenance("a new disk", "ann", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("why", "code", "place_of", "wanted"),
+    [
+        ("by-hand", ExitCode.DONE, "passed_over", "off on purpose: off, and not by the autoscaler, since 1970-01-01"),
+        ("maintenance", ExitCode.DONE, "passed_over", "in maintenance: a new disk, by ann, since 1970-01-01 00:00 UTC"),
+        ("dead", ExitCode.PARTLY, "left_out", "no route to host"),
+    ],
+)
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_machine_that_cannot_be_prepared_now_is_passed_over(
+    place: Objects, run: Run, why: str, code: ExitCode, place_of: str, wanted: str, *, is_new: bool
+) -> None:
+    """One of them stopped all, and the passwords of the others were not written."""
+    notes = {"gpunodes.dev/maintenance": DISK.text()} if why == "maintenance" else {}
+    provider = "" if is_new else "gpunodes://w2"
+    place.objects["w2"] = node_object("w2", ready=why == "maintenance", annotations=notes, provider=provider)
+    place.dead = set() if why == "maintenance" else {"w2"}
+    if why == "by-hand":
+        place.texts["w2"] = MachineState(Phase.BY_HAND, 1.0, "ann@desk switched it off").text()
+    elif not is_new:
+        place.texts["w2"] = MachineState(Phase.ON, 1.0).text()
+    for words in (["--dry-run"], ["--yes"]):
+        ended, out, err = run("up", "--json", *words)
+        assert ended == code, err
+        found = json.loads(out)
+        assert wanted in found[place_of]["w2"]
+        assert [*found["passed_over"], *found["left_out"]] == ["w2"]
+        assert not [each for each in found["changes"] if "w2" in each]
+    assert place.registered == ["w1"]
+    assert place.passwords == {"w1": "hunter2", "w2": "hunter2"}
+    assert set(place.document["machines"]) == {"w1", "w2"}
+    _, out, _ = run("up", "--yes")
+    assert f"{place_of.replace('_', ' ')}: w2: {wanted}" in out
+    # It is caught up.
+    place.objects["w2"], place.dead = node_object("w2", provider=provider), set()
+    place.registered.clear()
+    ended, out, err = run("up", "--yes")
+    assert (ended, place.registered) == (ExitCode.DONE, ["w1", "w2"]), err
+    assert "w2: " not in out
+
+
+def test_a_machine_that_the_autoscaler_switched_off_is_named_when_it_is_passed_over(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.OFF, gone=True)
+    code, out, err = run("up", "--yes", "--json")
+    assert code == ExitCode.DONE, err
+    found = json.loads(out)["passed_over"]
+    assert list(found) == ["w2"]
+    assert "switched off by the autoscaler since" in found["w2"]
+    assert "`gpunodes power w2 on --wait`, then the same command again" in found["w2"]
+
+
 @pytest.mark.parametrize("phase", [Phase.ON, Phase.OFF])
 def test_another_controller_keeps_what_the_cluster_knows_of_machines(
     place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, phase: Phase
@@ -257,6 +348,17 @@ def test_a_machine_of_which_nobody_knows_the_hardware_is_refused(
     code, _, err = run("up", "--yes")
     assert code == ExitCode.WRONG_INPUT
     assert "w2 of a pool that scales: its hardware is unknown" in err
+
+
+def test_spare_machines_without_gpus_are_free_but_for_daemonsets(place: Objects, run: Run) -> None:
+    for each in place.objects.values():
+        del each["status"]["allocatable"]["nvidia.com/gpu"]
+    container = {"resources": {"requests": {"cpu": "100m", "memory": "50Mi"}}}
+    place.daemons = [{"spec": {"template": {"spec": {"containers": [container]}}}}]
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.DONE, err
+    variables = place.runs[0][1]
+    assert variables["autoscaler_pools"]["h100"]["resources"] == {"requests": {"cpu": "7400m", "memory": "58318Mi"}}
 
 
 @pytest.mark.usefixtures("place")
@@ -298,6 +400,11 @@ def test_two_pools_with_one_deployment_are_refused(run: Run) -> None:
             "w1 of a pool that scales: gpunodes_node_taints is no list of taints",
         ),
         ("{max: 2, spare: 1}", "{max: 2, min: 3}", "min"),
+        (
+            "spare: 1}}",
+            "spare: 1}}\n    gpunodes_gpu_sharing: {mode: mps, replicas: 4}",
+            "the pool h100 of gpunodes_pools has spare machines, and pods share the GPUs of w1 by MPS",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_changes_nothing(
@@ -613,6 +720,7 @@ def test_a_dry_run_of_down_says_what_becomes_of_each_machine(
     assert [each["phase"] for each in found["machines"]] == ["on", phase.value], "as it is now"
 
 
+STATE = json.loads(MachineState(Phase.BY_HAND, 1.0).text())
 THREE = INVENTORY.replace(
     "{control-1: {ansible_host: 127.0.0.1}}",
     "{control-1: {ansible_host: 127.0.0.1}, control-2: {ansible_host: 127.0.0.4}, "
@@ -628,6 +736,17 @@ def one_is_dead(place: Objects, tmp_path: Path) -> Objects:
     Path("hosts.yml").write_text(THREE.replace("gpunodes_power_image: registry.example/gpunodes:1", archive))
     place.silent = [("control-3", f"no route {ATTACKS[0]}")]
     return place
+
+
+def test_a_machine_that_responds_and_cannot_be_read_stops_up_before_anything_is_written(
+    place: Objects, run: Run
+) -> None:
+    """Such as with a wrong password for sudo, which may be that of all machines."""
+    place.objects["w2"], place.dead, place.odd = node_object("w2"), {"w2"}, {"w2"}
+    code, _, errors = run("up", "--yes")
+    assert code == ExitCode.FAILED
+    assert "no route to host" in errors
+    assert (place.document, place.passwords, place.runs) == (None, {}, [])
 
 
 def test_up_leaves_a_dead_control_plane_out_and_says_so(one_is_dead: Objects, run: Run) -> None:
@@ -680,6 +799,21 @@ def test_what_the_cluster_says_is_shown_without_control_characters(place: Object
             assert not unprintable(out + err)
 
 
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_what_becomes_of_machines_is_shown_as_text(place: Objects, run: Run, attack: str) -> None:
+    """The reason of a state, and the name of a machine that has one: others may have written both."""
+    place.document = document({"w1": "h100", "w2": "h100"}, {"h100": (0, 2, 0)})
+    place.texts = {name: json.dumps({**STATE, "reason": attack, "error": attack}) for name in ("w1", attack)}
+    place.ending = [[attack]]
+    for words in (("status",), ("down", "--dry-run"), ("down", "--dry-run", "--json"), ("up", "--dry-run"), ("down",)):
+        _, out, err = run(*words, *(() if words[0] == "status" else ("--yes",)))
+        assert is_plain(out + err), words
+    place.failure = attack
+    for words in (("up", "--yes"), ("down", "--yes")):
+        _, out, err = run(*words)
+        assert is_plain(out + err), words
+
+
 @pytest.mark.parametrize("found", [{}, {"machines": ATTACKS}, {"version": 1, "pools": {"../x": {}}}])
 def test_a_plan_that_others_wrote_is_refused(place: Objects, run: Run, found: Any) -> None:
     place.document = found
@@ -697,3 +831,31 @@ def test_a_pod_that_does_not_start_is_an_error_with_its_remedy(
     assert code == ExitCode.FAILED
     assert "its pod is not ready" in err
     assert "logs deployment/gpunodes-autoscaler" in err
+
+
+def test_a_machine_that_is_off_and_whose_bmc_does_not_answer_is_named_with_the_cause(place: Objects, run: Run) -> None:
+    """After 10 minutes `up` called the pod not ready, which it was; the BMC was named only in its log."""
+    scales(place, run, Phase.OFF, gone=True)
+    why = "Redfish at w2.bmc.example does not respond: no route to host"
+    place.texts["w2"] = MachineState(Phase.LEFT_ALONE, 1.0, decisions.NOT_KNOWN, why).text()
+    code, out, err = run("up", "--yes")
+    assert code == ExitCode.PARTLY, err
+    assert f"left out: w2: {why}; its BMC does not say whether it is on: it is not used until then" in out
+    code, out, _ = run("status", "--json")
+    assert code == ExitCode.PARTLY
+    assert json.loads(out)["machines"][1]["reason"] == why
+
+
+def test_a_power_server_that_never_knows_a_machine_is_not_called_a_pod_that_is_not_ready(
+    place: Objects, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_READY_S", 0.0)
+
+    def forgets() -> None:
+        del place.texts["w2"]
+
+    place.meanwhile = forgets
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.FAILED
+    assert "the power server knows nothing of w2" in err
+    assert "wanted: a look of the power server at each machine" in err

@@ -15,6 +15,7 @@ from gpunodes.operations.run import Operation, RunOptions
 from gpunodes.planner.candidates import MachineFacts
 from gpunodes.planner.endpoint import EndpointSettings
 
+from tests.hostile import ATTACKS, is_plain
 from tests.stand_ins import facts
 
 TARGET = "api.example:6443"
@@ -48,11 +49,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "facts": {name: reported(name) for name in ("control-1", "worker-1", "spare")},
         "cluster": {"endpoint": "10.0.0.1:6443", "nodes": NODES},
         "carried": [],
+        "why": "no route to host",
     }
 
     def inspect(_: Any, machines: Sequence[Machine], folder: Path, *__: Any, **___: Any) -> preflight.Inspection:
         candidates = [
-            MachineFacts(each.name, each.role, seen["facts"].get(each.name), "no route to host", endpoint=seen["own"])
+            MachineFacts(each.name, each.role, seen["facts"].get(each.name), seen["why"], endpoint=seen["own"])
             for each in machines
         ]
         return preflight.Inspection(candidates, "control-1", seen["cluster"], None, "", False, folder)
@@ -136,3 +138,20 @@ def test_wrong_settings_of_the_virtual_address_are_one_sentence(cluster: dict[st
     assert "gpunodes_control_plane_endpoint of control-1 is api.example, but gpunodes_control_plane_vip is" in str(
         error
     )
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_what_machines_and_nodes_say_is_shown_as_text(cluster: dict[str, Any], attack: str) -> None:
+    """A node without a machine, why a machine does not respond, and what one says of the endpoint."""
+    cluster["why"] = attack
+    cluster["cluster"]["nodes"] = [*NODES[:2], {**NODES[2], **dict.fromkeys(("uid", "boot_id", "machine_id"), attack)}]
+    for words in (("api.example",), ("api.example", "--json")):
+        done = run(cluster, *words)
+        assert "its machine is not in the inventory" in done.output
+        assert is_plain(done.output)
+    (names, variables) = cluster["carried"][-1]
+    assert names == ["control-1", "worker-1"]
+    assert variables == {"gpunodes_control_plane_endpoint": TARGET, "wiring_new_endpoint": TARGET}
+    for reached in ({"resolved": [attack]}, {"error": attack}, {"names": [attack]}):
+        cluster["facts"]["worker-1"] = reported("worker-1", endpoints=[{**REACHED, **reached}])
+        assert is_plain(run(cluster, "api.example").output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -11,6 +12,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from gpunodes.ansible.module_utils.process import CommandResult
 from gpunodes.cli import root
 from gpunodes.engine import encryption
 from gpunodes.engine.remote import stream
-from gpunodes.errors import GpunodesError, WrongInput
+from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import printable
 from gpunodes.operations.etcd import archive, backup, timer
@@ -199,23 +201,62 @@ def test_a_connection_that_stalls_ends_the_backup(
     assert left(tmp_path) == []
 
 
-def test_a_killed_command_leaves_no_file_with_the_name(
-    inventory: Inventory, machines: dict[str, str], monkeypatch: pytest.MonkeyPatch
+# The command as a process of its own, whose machine has sent a part and waits.
+_COMMAND = """
+import sys
+from gpunodes import cli
+from gpunodes.engine.remote import stream
+stream.over_ssh = lambda machine, *_: stream.Stream(machine, [sys.executable, "waits.py"], b"\\n")
+sys.argv = ["gpunodes", "etcd", "backup", "-i", "hosts.yml", "-o", "killed.tar"]
+cli.main()
+"""
+
+
+@contextlib.contextmanager
+def receiving(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command while it receives a backup."""
+    (folder / "waits.py").write_text(_PROGRAM.format(body=f"{sent(cut=100_000)}; sys.stdin.read()"))
+    with subprocess.Popen([sys.executable, "-c", _COMMAND], cwd=folder, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not any((folder / name).stat().st_size for name in left(folder)):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_next_backup_deletes_what_a_killed_one_left(
+    inventory: Inventory, machines: dict[str, str], tmp_path: Path
 ) -> None:
-    """The data is in a private file of another name until it is complete."""
+    """The file has the keys of the authorities; that of a backup that goes on is left alone."""
     machines["control-1"] = sent()
-    seen: list[tuple[list[str], int]] = []
+    said: list[str] = []
+    with receiving(tmp_path) as process:
+        (partial,) = left(tmp_path)
+        assert stat.S_IMODE((tmp_path / partial).stat().st_mode) == 0o600
+        backup.run(inventory, Path("first.tar"), "", said.append)
+        assert left(tmp_path) == [partial, "first.tar"]
+        process.kill()
+        process.wait(60)
+    (tmp_path / f"{partial}x").symlink_to(inventory.path)
+    backup.run(inventory, Path("second.tar"), "", said.append)
+    assert left(tmp_path) == [f"{partial}x", "first.tar", "second.tar"]
+    assert {line for line in said if partial in line} == {
+        f"deleted {partial}, which a backup that was killed has left",
+        f"{partial}x cannot be deleted: Too many levels of symbolic links",
+    }
 
-    def killed(*_: Any) -> None:
-        files = [each for each in Path.cwd().iterdir() if "tar" in each.name]
-        seen.append(([each.name for each in files], stat.S_IMODE(files[0].stat().st_mode)))
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(archive.Writer, "end", killed)
-    with pytest.raises(KeyboardInterrupt):
-        run(inventory)
-    assert seen == [([f".b.tar.{os.getpid()}"], 0o600)]
-    assert left(Path.cwd()) == []
+def test_a_backup_that_sigterm_ends_leaves_nothing(inventory: Inventory, tmp_path: Path) -> None:
+    """Also that of a timer: systemd sends SIGTERM when the time of the unit is over."""
+    assert inventory.path.parent == tmp_path
+    with receiving(tmp_path) as process:
+        process.terminate()
+        assert process.wait(60) == ExitCode.INTERRUPTED
+    assert left(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from gpunodes.cli import common, root, status
+from gpunodes.cli import common, root, status, terminal
+from gpunodes.cli.certs import renew as renew_command
 from gpunodes.engine.remote import stream
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.identity import matcher
 from gpunodes.identity.model import NodeIdentity
 from gpunodes.inventory import Inventory
-from gpunodes.model import MachineResult, Outcome, Role, RunResult
+from gpunodes.model import MachineResult, Outcome, Role, RunResult, printable
 from gpunodes.operations import kubeconfig, nodes, preflight
 from gpunodes.operations import status as cluster_status
 from gpunodes.operations.certs import ends, renew
@@ -26,6 +27,7 @@ from gpunodes.operations.etcd import restore
 from gpunodes.planner.candidates import MachineFacts
 from gpunodes.views import certificates as view
 
+from tests.hostile import ATTACKS, is_plain
 from tests.unit.operations.test_etcd_archive import ABOUT, made, snapshot
 
 SHA = hashlib.sha256(snapshot()).hexdigest()
@@ -208,6 +210,44 @@ def test_a_control_plane_that_the_inventory_does_not_know_stops_a_restore(
         assert done.return_value == ExitCode.DONE
 
 
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_a_restore_hears_is_shown_as_text(
+    inventory: Inventory,
+    machine: list[str],
+    carried: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ready: bool,
+    attack: str,
+) -> None:
+    """The names of nodes, and what a machine says of the snapshot, or of its facts."""
+
+    def shown(*words: str) -> str:
+        done = run(inventory, "etcd", "restore", *words, "--yes")
+        if isinstance(done.exception, GpunodesError):
+            terminal.error(done.exception)
+        return done.stdout + done.stderr + capsys.readouterr().err
+
+    machine[0] = ANSWERS.format(json.dumps({"error": dict.fromkeys(("found", "wanted", "remedy"), attack)}))
+    listed = [{"name": attack, "role": "control_plane", "ready": ready}]
+    seen = preflight.Inspection((), "control-1", {"nodes": listed}, None, "", False, Path())
+    matched = {"control-1": matcher.Match(NodeIdentity(f"x{attack}"), attack)}
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(seen, matched))
+    said = shown("b.tar")
+    assert "not in the inventory" in said
+    assert is_plain(said)
+    assert ready or f"control-1: {printable(attack)}".strip() in said, "the machine's error"
+    read = [MachineFacts("control-1", Role.CONTROL_PLANE, None, attack)]
+    silent = preflight.Inspection(read, "control-1", None, None, "", False, Path())
+    monkeypatch.setattr(nodes, "choose", lambda *_, **__: nodes.Chosen(silent, {}))
+    for words in (("b.tar",), ("--abort",)):
+        said = shown(*words)
+        assert "control-1 cannot be read" in said
+        assert is_plain(said)
+    assert carried == []
+
+
 @pytest.mark.usefixtures("machine", "carried")
 def test_a_restore_goes_on_whatever_the_snapshot_says_of_nodes(
     inventory: Inventory, monkeypatch: pytest.MonkeyPatch
@@ -318,6 +358,22 @@ def test_a_sub_command_has_its_own_inventory(tmp_path: Path, monkeypatch: pytest
     error = CliRunner().invoke(root, ["certs", "renew", "-i", "other.yml"], standalone_mode=False).exception
     assert isinstance(error, WrongInput)
     assert "no inventory at other.yml" in str(error)
+
+
+def test_a_control_plane_that_does_not_respond_is_named_with_what_to_do(
+    inventory: Inventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory.path.write_text("control_plane: {hosts: {control-1: {}, control-2: {}, control-3: {}}}\n")
+    off = MachineResult("control-2", Outcome.UNREACHABLE, cause="no route to host")
+    done = [MachineResult(f"control-{number}", Outcome.CHANGED) for number in (1, 3)]
+    monkeypatch.setattr(renew_command, "carry_out", lambda *_: RunResult("certs renew", [off, *done], log="log"))
+    monkeypatch.setattr(renew, "refresh", lambda _: "fetched")
+    found = run(inventory, "certs", "renew")
+    assert found.return_value == ExitCode.PARTLY
+    assert "control-2  UNREACHABLE  no route to host" in found.stdout
+    assert found.stderr.splitlines()[-1] == (
+        "control-2 has its old certificates: start it, then run `gpunodes certs renew control-2`"
+    )
 
 
 def config(ca: str) -> dict[str, Any]:

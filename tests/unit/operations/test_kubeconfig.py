@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 import yaml
-from gpunodes.cli import common, reset
+from gpunodes.ansible.module_utils import sent
+from gpunodes.cli import common, reset, terminal
 from gpunodes.engine import control_planes, journal
+from gpunodes.engine.remote import shell
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.kubeconfig import from_control_plane, reduced
 from gpunodes.operations import kubeconfig, kubectl
 
 from tests import sshd
+from tests.hostile import ATTACKS, is_plain
 
 PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").decode()
 OTHER_PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nBBBB\n-----END CERTIFICATE-----\n").decode()
@@ -290,11 +293,32 @@ def test_without_a_valid_one_the_reason_is_reported(
         kubeconfig.fetch(inventory)
 
 
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_what_a_control_plane_says_instead_is_shown_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], attack: str
+) -> None:
+    path = tmp_path / "hosts.yml"
+    path.write_text("control_plane: {hosts: {c1: , c2: }}\n")
+    found = Inventory(path)
+    choice = control_planes.Choice(found.control_planes()[1], [("c1", attack)])
+    monkeypatch.setattr(control_planes, "choose", lambda _: choice)
+    for out, err in (("", attack), (attack, ""), (yaml.safe_dump(admin(user={**USER, attack: attack})), "")):
+        answer = shell.RemoteResult(shell.Reached.ENDED, int(bool(err)), f"\n{sent.MARK}\n{out}".encode(), err)
+        monkeypatch.setattr(shell, "run", lambda *_, answer=answer, **__: answer)
+        with pytest.raises(GpunodesError) as refused:
+            kubeconfig.fetch(found, terminal.progress)
+        terminal.error(refused.value)
+        shown = capsys.readouterr().err
+        assert "c1 does not respond as a control plane" in shown
+        assert is_plain(shown)
+
+
 def test_leftovers_of_a_killed_command_are_deleted_at_the_next_start() -> None:
     """Older versions of gpunodes stored it in a run's folder."""
     leftovers = [
         journal.open_run("kubeconfig") / "admin.conf",
         journal.open_run("join") / "play/artifacts/ansible/command",
+        journal.open_run("rollout-upgrade") / "00001-gpu-1-work/upgrade/artifacts/ansible/command",
     ]
     for path in leftovers:
         path.parent.mkdir(parents=True, exist_ok=True)

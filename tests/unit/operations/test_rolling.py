@@ -9,8 +9,11 @@ import pytest
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.errors import Lost
+from gpunodes.engine.leases.held import Leases
+from gpunodes.engine.leases.objects import DECISION_LOCK
 from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.health.model import Action
+from gpunodes.operations.rolling.engine import Engine
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import maintenance
 from gpunodes.repair.maintenance import Maintenance
@@ -421,6 +424,30 @@ def test_an_unfinished_roll_out_is_resumed_or_abandoned_first(monkeypatch: pytes
     assert held == {name: lease["metadata"]["annotations"] for name, lease in place.api.leases.items()}
 
 
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_machine_that_ended_before_a_kill_is_not_begun_again(
+    ends_well: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command was killed before it noted that: not every work sees on the machine that there is nothing to do."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place, failing={} if ends_well else {"w0": "prepare"}))
+    monkeypatch.setattr(work, "needed", lambda _: "all there is")
+
+    def killed(*_: Any) -> None:
+        raise SystemExit
+
+    take = Engine._take
+    monkeypatch.setattr(Engine, "_take", killed)
+    with pytest.raises(SystemExit):
+        roll_out(place, work)
+    monkeypatch.setattr(Engine, "_take", take)
+    first = work.stages("w0")
+    work.failing = {}
+    result = resume(place)
+    assert set(outcomes(result).values()) <= {DONE, UNCHANGED}
+    assert (work.stages("w0") == first) is ends_well
+
+
 def test_a_repair_stays_away_from_a_machine_of_an_unfinished_roll_out() -> None:
     place = fleet(4)
     roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
@@ -448,6 +475,26 @@ def test_a_roll_out_waits_for_a_repair_and_counts_it() -> None:
     assert outcomes(inside[0]) == {"w1": None}
     assert "w0 of pool GPU workers unavailable" in inside[0].stopped
     assert work.done == []
+
+
+def test_a_machine_that_another_command_had_is_read_again() -> None:
+    """It was sick, and could not be read, while it was being repaired."""
+    place = fleet(1, ["w0"])
+    work = MemoryWork(place)
+    other = Leases(Cluster(place.session()), "repair")
+    other.holder = "ann@desk/repair/another-boot/7/7/7"
+    other.take("w0")
+
+    def before(method: str, path: str) -> None:
+        if method == "DELETE" and path.endswith(DECISION_LOCK):  # the first decision has ended
+            place.api.before = lambda *_: None
+            place.machines["w0"].sick = False
+            other.release("w0")
+
+    place.api.before = before
+    assert outcomes(roll_out(place, work)) == {"w0": DONE}
+    other.close()
+    clean(place)
 
 
 def test_a_lost_lock_stops_that_machine_and_the_roll_out() -> None:

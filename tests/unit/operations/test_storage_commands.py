@@ -12,14 +12,14 @@ import pytest
 from gpunodes.cli import main
 from gpunodes.engine import control_planes, runner
 from gpunodes.engine.cluster.errors import Refused
-from gpunodes.errors import ExitCode
+from gpunodes.errors import ExitCode, GpunodesError
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, Role, RunResult, TaskEnded
 from gpunodes.operations.storage import commands, findings, leaving, server
 from gpunodes.operations.storage.objects import Objects
 from gpunodes.planner import storage
 
-from tests.hostile import ATTACKS, machine_report, unprintable
+from tests.hostile import ATTACKS, is_plain, machine_report
 
 INVENTORY = """
 control_plane: {hosts: {control-1: {ansible_host: 127.0.0.1}}}
@@ -334,8 +334,60 @@ def test_down_is_refused_while_a_pod_uses_a_claim(place: Cluster, run: Run, atta
     code, _, err = run("down", "--yes")
     assert code == ExitCode.FAILED
     assert "uses shared storage" in err
-    assert not unprintable(err)
+    assert is_plain(err)
     assert place.steps == []
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_what_stands_in_the_cluster_is_shown_as_text(
+    place: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch, attack: str
+) -> None:
+    """The names of volumes and claims, what they serve, and what nodes and the server say."""
+    paths: list[str] = []
+    call = place._call
+
+    def counted(method: str, path: str, *more: Any, **named: Any) -> Any:
+        paths.append(path)
+        return call(method, path, *more, **named)
+
+    def carry_out(operation: Any, _: Any, machines: Any, __: Any, options: Any) -> RunResult:
+        place.steps.append((operation.name, [each.name for each in machines], options.variables))
+        results = [
+            MachineResult(each.name, Outcome.FAILED, phase="", cause=attack, notes=(attack,)) for each in machines
+        ]
+        return RunResult(operation.name, results)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise GpunodesError(attack, attack, attack)
+
+    monkeypatch.setattr(place, "_call", counted)
+    monkeypatch.setattr(commands, "carry_out", carry_out)
+    place.applied()
+    for each in list(place.objects.values()):
+        if each.get("kind") == "PersistentVolumeClaim":
+            each["metadata"] |= {"namespace": attack, "name": attack}
+        elif each.get("kind") == "PersistentVolume":
+            each["metadata"]["name"] = attack
+            each["spec"] |= {"claimRef": {"namespace": attack, "name": attack}}
+    for words in (("up",), ("down", "--yes"), ("down", "--yes", "--json"), ("down",)):
+        _, out, err = run(*words)
+        assert is_plain(out + err), words
+    added(place)
+    volume = place.objects["/api/v1/persistentvolumes/gpunodes-old.ml"]
+    volume["metadata"]["name"] = attack
+    volume["spec"]["claimRef"] = {"namespace": attack, "name": attack}
+    spec = {"nfs": {"server": attack, "path": attack}}
+    place.objects["x"] = {"kind": "PersistentVolume", "metadata": {"name": attack}, "spec": spec}
+    for words in (("up",), ("down", "--yes")):
+        _, out, err = run(*words)
+        assert is_plain(out + err), words
+    monkeypatch.setattr(server, "run", fails)
+    place.objects = {name: each for name, each in place.objects.items() if "namespaces/" in name}
+    _, out, err = run("up")
+    assert is_plain(out + err)
+    # A name is one part of a path, whatever it has in it.
+    assert all(path.isprintable() and path.isascii() and " " not in path for path in paths)
+    assert all(path.count("/") <= 6 for path in paths), "/api/v1/namespaces/NAME/KIND/NAME"
 
 
 def test_down_keeps_the_server_while_a_node_may_have_it_mounted(place: Cluster, run: Run) -> None:

@@ -304,7 +304,7 @@ def test_status_lists_it_beside_the_missing_machines() -> None:
     assert f"off on purpose: {WORDS}" in next(line for line in table.splitlines() if "w1" in line)
 
 
-def test_the_plan_of_an_upgrade_leaves_it_out_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_of_an_upgrade_does_not_contact_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(switched_off, "read", lambda _: {"w1": Switched("off", SINCE, "no pod needs it")})
 

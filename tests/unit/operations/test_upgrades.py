@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from gpunodes.operations import preflight, upgrade, upgrade_plan
 from gpunodes.operations.etcd import backup
 from gpunodes.operations.rolling import commands, context, runtime, status, upgrades, works
 from gpunodes.operations.rolling.work import Target
-from gpunodes.planner.upgrade_model import Part, Step, UpgradePlan
+from gpunodes.planner.upgrade_model import Part, PassedOver, Step, UpgradePlan
 from gpunodes.rollout.options import RolloutOptions
 from gpunodes.rollout.record import Disruption, RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
@@ -85,9 +85,9 @@ def test_the_kubelet_of_a_control_plane_is_not_taken_back(inventory: Inventory) 
         upgrade.check_workers(inventory.machines(Role.CONTROL_PLANE))
 
 
-def _plan(*steps: tuple[str, Part]) -> UpgradePlan:
+def _plan(*steps: tuple[str, Part], passed_over: Sequence[PassedOver] = ()) -> UpgradePlan:
     made = [Step(name, part, "1.35.4", "1.36.3", drained=part is Part.NODE) for name, part in steps]
-    return UpgradePlan("1.36", "1.36.3", "1.35.4", made, (), (), ())
+    return UpgradePlan("1.36", "1.36.3", "1.35.4", made, (), (), (), passed_over)
 
 
 class Rolled:
@@ -278,6 +278,29 @@ def test_what_is_left_out_keeps_the_add_ons(inventory: Inventory, monkeypatch: p
     _roll(inventory, _plan(*NODES), only=("w-1",))
     assert rolled.rollouts == [(upgrades.KUBELETS, ["w-1"])]
     assert not rolled.plays
+
+
+BROKEN = PassedOver("w-2", "1.35.4", "its node is not ready: no disk", holds_addons=True)
+OFF = PassedOver("w-2", "", "off on purpose", holds_addons=False)
+
+
+@pytest.mark.parametrize(("left", "plays"), [(OFF, ["addon.yml"]), (BROKEN, [])])
+@pytest.mark.parametrize("steps", [(*CONTROLS, *NODES[:3]), CONTROLS, ()])
+def test_a_machine_that_is_passed_over_is_a_result(
+    inventory: Inventory,
+    monkeypatch: pytest.MonkeyPatch,
+    left: PassedOver,
+    plays: list[str],
+    steps: tuple[tuple[str, Part], ...],
+) -> None:
+    """The add-ons of the other machines follow, unless they would wait for its node."""
+    rolled = Rolled(monkeypatch)
+    results = _roll(inventory, _plan(*steps, passed_over=[left]))
+    [kubelets] = [each for each in results if each.work == upgrades.KUBELETS]
+    assert kubelets.machines[-1] == MachineRollout("w-2", RolloutOutcome.SKIPPED, left.why)
+    assert kubelets.exit_code is ExitCode.PARTLY
+    assert [play.playbook for play in rolled.plays] == plays
+    assert _roll(inventory, _plan(passed_over=[left]), only=("w-1",)) == []
 
 
 def test_the_first_record_has_all_that_follows(inventory: Inventory, monkeypatch: pytest.MonkeyPatch) -> None:

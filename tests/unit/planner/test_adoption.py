@@ -15,13 +15,16 @@ from gpunodes.inventory import Inventory, addressed, edit
 from gpunodes.operations import checked
 from gpunodes.planner import adoption
 from gpunodes.planner.adoption import Adoption, Fit
+from gpunodes.views import adoption as view
+
+from tests import hostile
 
 CONFIGURATION = {
     "apiVersion": "kubeadm.k8s.io/v1beta4",
     "controlPlaneEndpoint": "api.example:6443",
     "networking": {"dnsDomain": "cluster.local", "podSubnet": "10.10.0.0/16", "serviceSubnet": "10.96.0.0/12"},
 }
-ATTACKS = ["{{ lookup('pipe', 'id') }}", "{% for %}", "a\nall:", "x" * 400, "\x1b[2J", "-oProxyCommand=id", "..", ""]
+ATTACKS = [*hostile.ATTACKS, "{% for %}", "a\nall:", "x" * 400, "\x1b[2J", "-oProxyCommand=id", "..", ""]
 
 
 def node(name: str, address: str, *, control: bool = False, runtime: str = "containerd://2.1.4") -> dict[str, Any]:
@@ -200,22 +203,30 @@ def test_no_text_of_the_cluster_becomes_a_template_or_a_variable(attack: str) ->
             (given["nodes"][1]["metadata"], "name"),
             (given["nodes"][1]["status"]["addresses"][1], "address"),
             *((given["nodes"][1]["status"]["nodeInfo"], key) for key in ("kubeletVersion", "containerRuntimeVersion")),
-            (given["sets"][0]["metadata"], "name"),
+            *((given["sets"][0]["metadata"], key) for key in ("name", "namespace")),
+            (given["sets"][0]["spec"]["template"]["spec"]["containers"][0], "image"),
         ]
 
     def put(given: dict[str, Any], number: int) -> None:
         part, key = places(given)[number]
         part[key] = attack
 
-    for number in range(10):
+    for number in range(12):
         try:
-            found = adopted(functools.partial(put, number=number))
+            found = adopted(functools.partial(put, number=number), sets=[serving("mine", "team", PLUGIN)])
         except GpunodesError:
             continue
         document = adoption.document(found, {})
         assert attack == "" or attack not in str(document)
+        assert hostile.is_plain(view.table(found.rows, None))
         path = addressed.file_of(document)
         assert {each.name for each in checked.inventory(path).machines()} == {"control-1", "gpu-1"}
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=ascii)
+def test_a_program_that_offers_gpus_is_shown_as_text(attack: str) -> None:
+    slices = [{"spec": {"driver": "gpu.nvidia.com", "nodeName": attack}}]
+    assert hostile.is_plain(view.table(adopted(slices=slices).rows, None))
 
 
 @pytest.mark.parametrize("configuration", [None, [], "x", {"networking": 5}, {"networking": {"podSubnet": ["x"]}}])

@@ -121,8 +121,77 @@ def test_a_spare_pod_fits_on_the_smallest_machine_of_its_pool() -> None:
     large = {**TEMPLATE, "taints": [taint]}
     off = {**TEMPLATE, "capacity": {"nvidia.com/gpu": "0"}, "taints": [taint]}
     machines = [machine("w0", off), machine("w1", small), machine("w2", large)]
-    found = role_pools(given, document(given, machines, {}))
-    assert found == {"h100": {"priority": 0, "spare": 1, "gpus": 4, "taints": [taint]}}
+    limits = {"limits": {"nvidia.com/gpu": 4}}
+    found = role_pools(given, document(given, machines, {}), [])
+    assert found == {"h100": {"priority": 0, "spare": 1, "taints": [taint], "resources": limits}}
+    given = cluster(gpunodes_pools={"h100": {"max": 2}})
+    found = role_pools(given, document(given, machines, {}), [])
+    assert found == {"h100": {"priority": 0, "spare": 0, "taints": [taint]}}
+
+
+def daemon(cpu: str = "", memory: str = "", **more: Any) -> dict[str, Any]:
+    """A DaemonSet whose pods request so much."""
+    requests = {name: text for name, text in (("cpu", cpu), ("memory", memory)) if text}
+    containers = [{"name": "c", "resources": {"requests": requests}}, {"name": "without"}]
+    return {"metadata": {"name": "d"}, "spec": {"template": {"spec": {"containers": containers, **more}}}}
+
+
+def spare_requests(*daemons: dict[str, Any], **capacity: str) -> dict[str, str]:
+    """What a spare pod requests on machines with 8 CPUs and 100 GiB, or ``capacity``."""
+    given = cluster(gpunodes_pools={"h100": {"max": 2, "spare": 1}})
+    labels = {"gpunodes.dev/pool": "h100"}
+    own = {"labels": labels, "taints": [], "capacity": {"cpu": "8", "memory": "100Gi", **capacity}}
+    large = {**own, "capacity": {"cpu": "64", "memory": "500Gi"}}
+    plan_of = document(given, [machine("w1", large), machine("w2", own), machine("w3", None)], {})
+    found = role_pools(given, plan_of, daemons)["h100"]["resources"]
+    assert list(found) == ["requests"]
+    requests: dict[str, str] = found["requests"]
+    return requests
+
+
+def test_without_gpus_a_spare_pod_fits_where_only_daemonsets_have_pods() -> None:
+    """It requested nothing: it was on a machine that was in use, and none stayed free."""
+    assert spare_requests() == {"cpu": "8000m", "memory": "97280Mi"}, "95 % of the memory: another boot may have less"
+    assert spare_requests(cpu="7500m") == {"cpu": "7500m", "memory": "97280Mi"}
+    network = daemon("100m", "50Mi", nodeSelector={"kubernetes.io/os": "linux"})
+    assert spare_requests(network, daemon()) == {"cpu": "7900m", "memory": "97230Mi"}
+    own = daemon("1", nodeSelector={"gpunodes.dev/pool": "h100"})
+    elsewhere = daemon("1", nodeSelector={"gpunodes.dev/pool": "cpu"})
+    control = daemon("1", nodeSelector={"node-role.kubernetes.io/control-plane": ""})
+    assert spare_requests(own, elsewhere, control)["cpu"] == "7000m"
+    limits: dict[str, Any] = {"containers": [{"resources": {"limits": {"cpu": "2"}}}], "nodeSelector": None}
+    assert spare_requests(daemon(**limits))["cpu"] == "6000m"
+    first = [
+        {"resources": {"requests": {"cpu": "3"}}},
+        {"restartPolicy": "Always", "resources": limits["containers"][0]["resources"]},
+    ]
+    assert spare_requests(daemon("500m", initContainers=first))["cpu"] == "5000m", "the first one, or both others"
+
+
+def test_daemonsets_of_any_user_take_no_more_than_half_of_a_spare_machine() -> None:
+    assert spare_requests(daemon("1000"))["cpu"] == "8000m", "it runs nowhere"
+    assert spare_requests(daemon("7"), daemon("7"), daemon("many"))["cpu"] == "4000m"
+
+
+def test_spare_machines_of_which_nothing_is_known_are_refused() -> None:
+    given = cluster(gpunodes_pools={"h100": {"max": 2, "spare": 1}})
+    with pytest.raises(
+        WrongInput, match="the pool h100 of gpunodes_pools has spare machines, and CPU and memory of none"
+    ):
+        role_pools(given, document(given, [machine("w1", None)], {}), [])
+
+
+def test_spare_machines_with_mps_are_refused() -> None:
+    """A pod may request one share there: the kubelet refused the spare pods again and again."""
+    for sharing, refused in (("mps-4", True), ("time-slicing-4", False), ("mig-1g.10gb-7", False)):
+        own = dataclasses.replace(machine("w1"), labels={"gpunodes.dev/sharing": sharing})
+        for spare in (0, 1):
+            given = cluster(gpunodes_pools={"h100": {"max": 2, "spare": spare}})
+            if not (refused and spare):
+                document(given, [own], {})
+                continue
+            with pytest.raises(WrongInput, match="and pods share the GPUs of w1 by MPS"):
+                document(given, [own], {})
 
 
 def test_no_single_machine_decides_what_a_new_node_of_its_pool_is() -> None:

@@ -62,6 +62,13 @@ def test_a_gpu_host_gets_docker_and_nothing_of_kubernetes() -> None:
     assert [file.path for file in toolkit.files][-1] == "/usr/local/libexec/gpunodes/nvidia-container-runtime"
 
 
+def test_the_data_of_docker_is_in_the_data_directory() -> None:
+    part = host(gpunodes_runtime="docker", gpunodes_data_directory="/data").wanted["docker"]
+    assert part.data_directory == "/data"
+    assert part.moved == {"containerd": "/var/lib/containerd", "docker": "/var/lib/docker"}
+    assert host(gpunodes_runtime="docker").wanted["docker"].data_directory == ""
+
+
 def test_a_gpu_host_gets_no_runtime_unless_docker_is_requested() -> None:
     made = host(gpunodes_docker_users=["alice"])
     assert made.wanted == {}

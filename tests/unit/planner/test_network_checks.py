@@ -393,6 +393,16 @@ def test_docker_s_bridge_must_not_take_an_address_of_the_second_network() -> Non
     assert "overlaps the address 10.10.0.12 of gpu-2" in fact
 
 
+def test_a_new_cluster_s_ranges_leave_out_the_machines_that_join_later() -> None:
+    """The ranges of a cluster cannot be changed: the join would be refused."""
+    listed = {"gpu-1": "10.244.0.11", "gpu-2": "10.244.1.12", "gpu-3": "gpu-3.example", "gpu-4": "192.168.0.14"}
+    machines = [replace(second_network("gpu-1", 11), node_address="")]
+    requirements = ClusterRequirements("1.36", listed=listed)
+    ((_, _, fact, _),) = of_the_network(judge(machines, requirements))
+    assert fact.startswith("gpunodes_pod_subnet 10.244.0.0/16 overlaps the address 10.244.1.12 of gpu-2;")
+    assert of_the_network(judge(machines, replace(requirements, ca_hash="sha256:aa"))) == []
+
+
 def test_the_port_of_another_network_add_on_is_its_own() -> None:
     """Cilium's VXLAN has flannel's port, on a device of its own."""
     theirs = listener(8472, None, protocol="udp", interface="cilium_vxlan")

@@ -154,7 +154,12 @@ def test_the_folders_of_the_runtime_are_moved() -> None:
 
 def test_preflight_reports_what_the_machine_says_of_its_directory() -> None:
     problem = {"found": "/data is not there", "wanted": "a directory", "remedy": "make it"}
-    (finding,) = findings("data_directory", facts(data_directory={"path": "/data", "problem": problem}))
+    reported = facts(data_directory={"path": "/data", "problem": problem})
+    # Without Docker a GPU host has no data there.
+    assert findings("data_directory", reported, role=Role.GPU_HOST) == []
+    docker = RequestedSoftware("", runtime="docker")
+    assert len(findings("data_directory", reported, role=Role.GPU_HOST, requested=docker)) == 1
+    (finding,) = findings("data_directory", reported)
     assert (finding.severity, str(finding.problem)) == (
         Severity.ERROR,
         "/data is not there; wanted: a directory; make it",

@@ -226,3 +226,62 @@ def test_copied_disks_are_found() -> None:
         ("a", "machine_id"),
         ("b", "machine_id"),
     ]
+
+
+KUBERNETES = {name: ["1.36.3-1.1", "1.36.1-1.1"] for name in ("kubeadm", "kubectl", "kubelet")}
+
+
+def lines(role: Role = Role.WORKER, kubernetes: str = "1.36", containerd: str = "", **changes: Any) -> list[str]:
+    candidate = MachineFacts("worker-1", role, facts(**changes), read_at=1000.0, containerd=containerd)
+    found = judge([candidate], ClusterRequirements(kubernetes=kubernetes))
+    assert {(each.check, each.severity) for each in found} <= {("sources", Severity.ERROR)}
+    return [str(each.problem) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("role", "missing"),
+    [(Role.WORKER, "kubeadm and kubelet"), (Role.CONTROL_PLANE, "kubeadm and kubelet and kubectl")],
+)
+def test_an_exact_kubernetes_is_looked_for_in_its_source(role: Role, missing: str) -> None:
+    [found] = lines(role, "1.36.99", versions={"kubernetes": KUBERNETES})
+    assert found == (
+        "its package source has no kubeadm 1.36.99; it offers 1.36.3-1.1, 1.36.1-1.1; "
+        f"wanted: {missing} 1.36.99; request another version (gpunodes_kubernetes_version), or add it to the mirror"
+    )
+    assert lines(role, "1.36.3", versions={"kubernetes": KUBERNETES}) == []
+    assert lines(role, "1.36", versions={"kubernetes": {}}) == [], "a minor is its newest patch"
+    assert lines(role, "1.36.99") == [], "a source that was not read is another check's problem"
+    [nothing] = lines(role, "1.36.3", versions={"kubernetes": {}})
+    assert "it offers none" in nothing
+
+
+def test_what_is_installed_needs_no_source() -> None:
+    there = {"kubelet": "1.36.99-1.1", "kubeadm": "1.36.99-1.1", "containerd.io": "2.1.99-1"}
+    listed = {"kubernetes": KUBERNETES, "docker": {"containerd.io": ["2.1.4-1~debian.13~trixie"]}}
+    assert lines(Role.WORKER, "1.36.99", "2.1.99", packages=there, versions=listed) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "version"),
+    [("docker", "containerd.io", "2.1.4-1~debian.13~trixie"), ("system", "containerd", "2.1.4~ds1-6+b4")],
+)
+@pytest.mark.parametrize(("requested", "good"), [("2.1.99", False), ("2.1.4", True), ("2.1", True), ("2.2", False)])
+def test_a_version_of_containerd_is_looked_for_in_its_source(
+    source: str, package: str, version: str, requested: str, good: bool
+) -> None:
+    found = lines(containerd=requested, versions={source: {package: [version]}})
+    words = (
+        f"its package source has no {package} {requested}; it offers {version}; wanted: {package} {requested}; "
+        "request another version (gpunodes_containerd_version), or add it to the mirror"
+    )
+    assert found == ([] if good else [words])
+    assert lines(versions={source: {package: [version]}}) == []
+
+
+def test_sources_of_another_system_say_nothing_of_containerd() -> None:
+    mint = {"id": "linuxmint", "version": "22", "codename": "wilma", "name": "Linux Mint 22", "like": "ubuntu debian"}
+    mint["base"] = "noble"
+    treated = RequestedSoftware("", unsupported_os=True)
+    machine = facts(os=mint, versions={"system": {"containerd": ["1.7.24-1"]}})
+    candidate = MachineFacts("w", Role.WORKER, machine, read_at=1000.0, requested=treated, containerd="2.1.4")
+    assert not [each for each in judge([candidate], WANTS) if each.severity is Severity.ERROR]

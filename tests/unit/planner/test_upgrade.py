@@ -138,6 +138,91 @@ def test_impossible_versions_are_wrong_input(requested: str, version: str, words
     assert all(word in str(error.value) for word in words)
 
 
+def silent(name: str, version: str = "1.35.4", role: Role = Role.WORKER) -> Subject:
+    """A machine that is off, with its node."""
+    return replace(subject(name, role, version), facts=None, own=None, unreachable="it is off")
+
+
+def not_ready(each: Subject) -> Subject:
+    return replace(each, node={**each.node, "ready": False, "reason": "no disk"})
+
+
+@pytest.mark.parametrize(
+    ("machine", "why", "holds"),
+    [
+        (silent("worker-1"), "it is off", False),
+        (not_ready(silent("worker-1")), "it is off", True),
+        (replace(silent("worker-1"), node={}), "it is off", False),
+        (replace(WORKER, own=None), "it did not report its versions", False),
+        (not_ready(WORKER), "its node is not ready: no disk", True),
+        (replace(WORKER, maintenance="new fans, by ann"), "it is in maintenance: new fans, by ann", False),
+        (replace(silent("worker-1"), maintenance="new fans"), "it is in maintenance: new fans", False),
+        (replace(subject("worker-1", unpackaged=["kubelet"]), maintenance="x"), "it is in maintenance: x", False),
+        (not_ready(subject("worker-1", version="1.36.3")), "its node is not ready: no disk", True),
+    ],
+)
+def test_a_worker_that_cannot_be_upgraded_now_is_passed_over_and_stops_no_other(
+    machine: Subject, why: str, holds: bool
+) -> None:
+    plan = planned("1.36", CP1, machine, subject("worker-2"))
+    assert errors(plan) == []
+    assert [(each.machine, each.present, each.why) for each in plan.passed_over] == [
+        ("worker-1", machine.kubelet, why),
+    ]
+    assert plan.holds_addons == (["worker-1"] if holds else [])
+    assert [step.machine for step in plan.steps] == ["cp-1", "cp-1", "worker-2"]
+
+
+def test_what_has_the_version_already_is_not_passed_over() -> None:
+    done = [
+        silent("worker-1", "1.36.3"),
+        replace(subject("worker-2", version="1.36.3"), maintenance="new fans"),
+    ]
+    plan = planned("1.36", CP1, *done, not_ready(subject("worker-3", unfinished=True)))
+    assert (errors(plan), plan.passed_over) == ([], [])
+    assert plan.steps[-1].machine == "worker-3", "its interrupted upgrade is continued"
+
+
+@pytest.mark.parametrize("broken", [silent("cp-2", role=Role.CONTROL_PLANE), not_ready(CP2)])
+def test_a_control_plane_is_never_passed_over(broken: Subject) -> None:
+    found = errors(planned("1.36", CP1, broken, WORKER))
+    assert len(found) == 1
+    assert found[0].startswith("cp-2: ")
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        silent("worker-1", "1.32.9"),
+        not_ready(subject("worker-1", version="1.32.9")),
+        replace(subject("worker-1", version="1.32.9"), maintenance="new fans"),
+    ],
+)
+def test_no_kubelet_that_is_too_old_is_left(machine: Subject) -> None:
+    [error] = errors(planned("1.36", CP1, machine, subject("worker-2")))
+    assert "worker-1: its kubelet is 1.32.9" in error
+    assert "gpunodes remove" in error
+
+
+def test_a_node_outside_of_the_inventory_has_no_kubelet_that_is_too_old() -> None:
+    node = {"name": "other", "version": "v1.32.9"}
+    plan = upgrade.plan("1.36", [CP1], {"version": "v1.35.4", "nodes": [CP1.node, node]})
+    assert [each.partition(";")[0] for each in errors(plan)] == ["other: its kubelet is 1.32.9"]
+
+
+def test_machines_that_are_not_upgraded_stop_no_other() -> None:
+    """Those outside of --only: what is wrong with them is a warning, unless it concerns the whole cluster."""
+    broken, old = subject("worker-1", unpackaged=["kubelet"]), subject("worker-3", version="1.32.9")
+    plan = planned("1.36", CP1, broken, subject("worker-2"))
+    narrow = upgrade.of_machines(plan, ["cp-1", "worker-2"])
+    assert (plan.possible, narrow.possible) == (False, True)
+    assert [(each.machine, each.severity) for each in narrow.findings] == [("worker-1", Severity.WARNING)]
+    assert not upgrade.of_machines(plan, ["worker-1"]).possible
+    assert not upgrade.of_machines(planned("1.36", CP1, WORKER, old), ["cp-1", "worker-1"]).possible
+    lost = planned("1.36", CP1, silent("cp-2", role=Role.CONTROL_PLANE), WORKER)
+    assert not upgrade.of_machines(lost, ["worker-1"]).possible, "the version of its API server is not known"
+
+
 def with_cluster(**changed: Any) -> dict[str, Any]:
     return {"cluster": {**CONTROL["cluster"], **changed}}
 
@@ -145,10 +230,8 @@ def with_cluster(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("target", "machine", "words"),
     [
-        ("1.36", replace(WORKER, facts=None, own=None, unreachable="it is off"), ["worker-1: it is off"]),
         ("1.36", replace(WORKER, node={}), ["is not a node", "gpunodes join worker-1"]),
         ("1.36", subject("worker-1", unpackaged=["kubelet"]), ["no package installed its kubelet", "/usr/bin"]),
-        ("1.36", replace(WORKER, node={**WORKER.node, "ready": False, "reason": "no disk"}), ["not ready: no disk"]),
         ("1.36", subject("worker-1", version="1.32.9"), ["its kubelet is 1.32.9", "1.33 or newer"]),
         ("1.36", subject("worker-1", version="1.37.0"), ["a kubelet is never newer"]),
         ("1.36", replace(WORKER, facts={"cgroup": 1, "packages": {}}), ["cgroup v1"]),

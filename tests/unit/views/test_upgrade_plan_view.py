@@ -6,7 +6,7 @@ import json
 
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.model import PreflightFinding, Severity
-from gpunodes.planner.upgrade_model import Component, Part, Step, UpgradePlan
+from gpunodes.planner.upgrade_model import Component, Part, PassedOver, Step, UpgradePlan
 from gpunodes.views import upgrade
 
 STEPS = (
@@ -33,6 +33,18 @@ def test_a_plan_for_people() -> None:
 def test_nothing_to_do() -> None:
     text = upgrade.table_of(UpgradePlan("1.36", "1.36.3", "1.36.3", (), (), (), ()), 100)
     assert text == "Kubernetes 1.36.3 -> 1.36.3\n\nAll machines have this version."
+
+
+def test_what_is_passed_over() -> None:
+    left = [
+        PassedOver("w-1", "1.35.4", "its node is not ready: \x1b[2J", holds_addons=True),
+        PassedOver("w-2", "", "off on purpose", holds_addons=False),
+    ]
+    text = upgrade.table_of(UpgradePlan("1.36", "1.36.3", "1.36.3", (), (), (), (), left), 100)
+    assert "\x1b" not in text
+    assert "All other machines have this version." in text
+    assert "  w-2 (of an unknown version): off on purpose" in text
+    assert "The add-ons stay as they are, since w-1 is not ready" in text
 
 
 def test_a_plan_for_programs() -> None:

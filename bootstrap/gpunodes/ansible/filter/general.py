@@ -43,9 +43,8 @@ def preflight(
 ) -> list[str]:
     """All errors of all machines, one line each.
 
-    By machine: ``settings`` are the settings that it checks, ``addresses`` the addresses of the inventory. ``joins``:
-    the machines are to be nodes. ``prepares``: they are only prepared, and join later. ``control_planes``: see
-    planner/control_planes.py. ``storage``: the machines that serve shares.
+    By machine: ``settings`` that are checked, and ``addresses`` of the inventory, of those that join later, too.
+    ``joins``, ``prepares``: see candidates.py; ``control_planes``: control_planes.py; ``storage``: who serves shares.
     """
     from gpunodes.errors import WrongInput
     from gpunodes.model import Role, Severity
@@ -68,6 +67,7 @@ def preflight(
                 node_address=str(settings[name][SETTING]),
                 network=settings_of(settings[name], storage=name in storage),
                 endpoint=endpoint_settings(settings[name]),
+                containerd=str(settings[name].get("gpunodes_containerd_version", "")),
             )
             for name, found in facts.items()
         ]
@@ -75,7 +75,9 @@ def preflight(
         raise AnsibleFilterError(str(error)) from error
     elects = (cluster or {}).get("leader_election", True)
     controls = given(**control_planes, leader_election=elects) if control_planes else None
-    requirements = requirements_of(cluster, kubernetes, joins=joins, prepares=prepares, control_planes=controls)
+    requirements = requirements_of(
+        cluster, kubernetes, joins=joins, prepares=prepares, control_planes=controls, listed=addresses
+    )
     return [str(finding) for finding in judge(candidates, requirements) if finding.severity is Severity.ERROR]
 
 

@@ -50,16 +50,18 @@ def checked_gpu_sources(
     return sources
 
 
-def exact_packages(requested: Mapping[str, Any]) -> list[str]:
-    """The packages whose versions host_facts reads, because these settings request an exact one."""
+def exact_packages(requested: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The packages whose versions host_facts reads, by source, because these settings request an exact one."""
     from gpunodes.errors import WrongInput
-    from gpunodes.planner import gpu, gpu_packages
+    from gpunodes.planner import exact_versions, gpu, gpu_packages
 
     try:
         found = gpu.requested_of({**requested, "gpunodes_feature_gates": {}}, "")
     except WrongInput as error:
         raise AnsibleFilterError(str(error)) from error
-    return gpu_packages.exact_packages(found.driver, found.cuda, found.cudnn)
+    names = gpu_packages.exact_packages(found.driver, found.cuda, found.cudnn)
+    versions = (str(requested[f"gpunodes_{name}_version"]) for name in ("kubernetes", "containerd"))
+    return exact_versions.packages(*versions) | ({gpu.Source.NVIDIA.value: names} if names else {})
 
 
 def without_driver(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ SERVING = "gpunodes.dev/serving"
 """Node label: what serves the node's GPUs, by gpunodes_gpu_serving; without it the device plugin does."""
 DRA = "dra"
 """The value of this label, and of the setting, for dynamic resource allocation."""
-MODES = ("time-slicing", "mps")
+MPS = "mps"
+MODES = ("time-slicing", MPS)
 """How pods share a GPU: in turns, or at the same time with a part of its memory each (CUDA MPS)."""
 MIG = "mig"
 """The third mode: each pod has an instance of a GPU, with memory of its own (Multi-Instance GPU)."""

@@ -43,8 +43,6 @@ from .proxies import Proxies, opener, public, unreachable, within
 
 PACKAGES = ("kubelet", "kubeadm", "kubectl", "containerd", "containerd.io", "docker.io", "docker-ce")
 MODULES = ("overlay", "br_netfilter")
-NVIDIA = "nvidia"
-"""The name of NVIDIA's package source."""
 _SPACE = ("/usr", "/var/lib", "/var/cache", "/boot", "/tmp")  # noqa: S108 - only its free space is read
 """Where software is installed and built: the file systems whose free space counts."""
 _RESPONSE_LIMIT_S = 20
@@ -59,13 +57,13 @@ def read(
     directory: str = "",
     runtime: str = "containerd",
     expected_gpus: Sequence[str] = (),
-    exact_packages: Sequence[str] = (),
+    exact_packages: Mapping[str, Sequence[str]] | None = None,
     vip: str = "",
     api_servers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The facts; ``sources`` are checked meanwhile, through ``proxies``.
 
-    ``exact_packages``: the packages whose versions in NVIDIA's source are read, on a machine with GPUs.
+    ``exact_packages``: the packages whose versions in their source are read, by source (``source_versions``).
 
     A source whose proxy does not work is left out: the proxy is reported instead, once. ``directory`` is
     gpunodes_data_directory, and ``runtime`` the container runtime whose data it is for. ``expected_gpus``: see
@@ -93,8 +91,8 @@ def read(
         check.join()
         failed.update(check.refused)
     facts["sources"] = [check.result for check in checks if not check.refused]
-    if exact_packages and gpus:
-        facts["versions"] = _versions(wanted, exact_packages, proxies)
+    if exact_packages:
+        facts["versions"] = source_versions.of_sources(wanted, exact_packages, facts["packages"], proxies)
     facts["proxies"] = [{"url": url, "error": reason} for url, reason in failed.items()]
     facts["data_directory"] = _data_directory(directory, runtime)
     # Each of the folders may be on a disk of its own.
@@ -104,18 +102,6 @@ def read(
     facts["clock"] = {**clock.read(), "began": began}
     facts["time"] = time.time()
     return facts
-
-
-def _versions(
-    sources: Sequence[Mapping[str, Any]], names: Sequence[str], proxies: Proxies | None
-) -> dict[str, dict[str, list[str]]]:
-    """The versions of packages by source, as the plan names sources; a source that cannot be read is left out."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for source in sources:
-        if source["name"] == NVIDIA:
-            with contextlib.suppress(MachineProblem):
-                found[NVIDIA] = source_versions.read(str(source["url"]), names, proxies)
-    return found
 
 
 def proxy_of(url: str, proxies: Proxies | None) -> str:
@@ -318,11 +304,11 @@ def placeholders(system: Mapping[str, str | None], architecture: str) -> dict[st
 
 
 def filled(source: Mapping[str, Any], system: Mapping[str, str | None]) -> dict[str, Any]:
-    """``source`` with its placeholders replaced, and the address of its index as ``url``."""
+    """``source`` with its placeholders replaced, and the address of its release file as ``url``."""
     apt = system["id"] in {"debian", "ubuntu"}
     values = placeholders(system, platform.machine())
     result = dict(source)
-    for field in ("url", "key", "suite"):
+    for field in ("url", "key", "suite", "index"):
         for placeholder, value in values.items():
             result[field] = (result.get(field) or "").replace(placeholder, value)
     if source.get("kind") != "registry":

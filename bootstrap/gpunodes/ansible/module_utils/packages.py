@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +28,8 @@ from .process import CommandResult, run
 
 __all__ = ["Effects", "PackageState", "parse_dnf_transaction", "parse_dpkg", "parse_madison", "parse_simulation"]
 
+DOCKER_SOURCE, SYSTEM_SOURCES = "docker", "system"
+"""The names of Docker's package source, and of those that a machine has: containerd comes from one of both."""
 INSTALL_LIMIT_S = 3600
 """A package may build a kernel module, which takes half an hour on an emulated machine."""
 LOCK_LIMIT_S = 300
@@ -260,6 +264,15 @@ class Apt:
     def _checked(result: CommandResult, title: str) -> None:
         if not result.ok:
             raise failure(Program.APT, title, result)
+
+
+@contextlib.contextmanager
+def other_lists() -> Iterator[Sequence[str]]:
+    """apt's options for lists of packages in a folder that is deleted again: `update` reads them into it."""
+    with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
+        os.chmod(folder, 0o755)  # noqa: S103 - apt reads it as another user, and it has no secret
+        os.mkdir(f"{folder}/partial")
+        yield f"-oDir::State::Lists={folder}/", "-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache="
 
 
 def failure(program: Program, title: str, result: CommandResult) -> MachineProblem:

@@ -5,16 +5,22 @@ What the source lists is not verified: it can only make gpunodes refuse a versio
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import lzma
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
+from . import packages
 from .problem import MachineProblem
+from .process import run
 from .proxies import Proxies, opener, within
 
 _LIMIT_S = 60
+_LISTS_S = 180
+"""For all lists of a machine's own sources."""
 _WHOLE_S = 180
 _MOST_FETCHED = 64 << 20
 """Bytes of an index that are fetched; NVIDIA's have less than two million."""
@@ -25,10 +31,50 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+:~^_-]{0,127}")
 _INDICES = ("Packages.xz", "Packages.gz", "Packages")
 
 
-def read(url: str, names: Collection[str], proxies: Proxies | None = None) -> dict[str, list[str]]:
+def of_sources(
+    sources: Sequence[Mapping[str, Any]],
+    wanted: Mapping[str, Sequence[str]],
+    installed: Mapping[str, object],
+    proxies: Proxies | None,
+) -> dict[str, dict[str, list[str]]]:
+    """The versions of packages by source; ``wanted`` are their names, of which ``installed`` ones stay.
+
+    ``sources`` are those that a machine uses, with their addresses. A source that cannot be read is left out, and one
+    of which nothing is missing.
+    """
+    missing = {source: [name for name in names if not installed.get(name)] for source, names in wanted.items()}
+    found: dict[str, dict[str, list[str]]] = {}
+    for source in sources:
+        if names := missing.get(source["name"]):
+            with contextlib.suppress(MachineProblem):
+                found[source["name"]] = read(str(source["url"]), names, proxies, str(source.get("index") or ""))
+    uses_docker = installed.get("containerd.io") or any(source["name"] == packages.DOCKER_SOURCE for source in sources)
+    if sources and missing.get(packages.SYSTEM_SOURCES) and not uses_docker:
+        with contextlib.suppress(MachineProblem):
+            found[packages.SYSTEM_SOURCES] = of_system(missing[packages.SYSTEM_SOURCES])
+    return found
+
+
+def of_system(names: Sequence[str]) -> dict[str, list[str]]:
+    """The versions of packages in the sources that the machine has; its own lists of packages may be old.
+
+    Raises MachineProblem if they cannot be read, and on systems without apt.
+    """
+    if not isinstance(packages.detect(), packages.Apt):
+        raise MachineProblem("its packages do not come by apt")
+    with packages.other_lists() as options:
+        updated = run(["apt-get", *options, "update"], _LISTS_S)
+        # apt only warns about a source that it cannot reach.
+        if not updated.ok or "Failed to fetch" in updated.text:
+            raise MachineProblem("its package sources cannot be read")
+        return newest_first(packages.parse_madison(run(["apt-cache", *options, "madison", *names]).out))
+
+
+def read(url: str, names: Collection[str], proxies: Proxies | None = None, folder: str = "") -> dict[str, list[str]]:
     """The versions of the packages ``names`` in a source, newest first; ``url`` is its InRelease or its repomd.xml.
 
-    Raises MachineProblem if the source cannot be read.
+    ``folder`` is that of the index beside InRelease, ``stable/binary-amd64/``. Raises MachineProblem if the source
+    cannot be read.
     """
     base, _, file = url.rpartition("/")
     try:
@@ -41,7 +87,10 @@ def read(url: str, names: Collection[str], proxies: Proxies | None = None) -> di
             path = f"{base.rpartition('/')[0]}/{found[1]}"
             pairs = _rpms(_text(_fetch(path, proxies), path))
         else:
-            listed = next((name for name in _INDICES if re.search(rf"(?m)^ \S+ +\d+ (\./)?{name}$", first)), "Packages")
+            paths = [f"{folder}{name}" for name in _INDICES]
+            listed = next(
+                (path for path in paths if re.search(rf"(?m)^ \S+ +\d+ (\./)?{re.escape(path)}$", first)), paths[-1]
+            )
             pairs = _debs(_text(_fetch(f"{base}/{listed}", proxies), listed))
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise MachineProblem(f"{url} cannot be read: {error}", "a package source that responds") from error

@@ -13,8 +13,17 @@ description:
   - Runs C(kubeadm certs renew all) if a certificate has less than nine tenths of its time left.
   - Then restarts each static pod that is older than one of its certificates, one at a time, and checks that the API
     server and etcd serve the new ones. So a run after an interruption continues.
+  - Fails before that where the restart of etcd would stop the cluster because other members do not work, unless a
+    certificate ends within 30 days.
   - Never renews a certificate authority.
 options:
+  ended_only:
+    description:
+      - Whether only the files are renewed, and those only if the certificate has ended, or ends within the hour, that
+        members of etcd accept each other with. Nothing is restarted.
+      - With it on all control planes etcd has its quorum again, which a restart of one after the other needs.
+    type: bool
+    default: false
   force:
     description: Whether certificates are renewed that have more time left.
     type: bool
@@ -66,15 +75,26 @@ diff:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.entry import carry_out
-from ..module_utils.kubeadm.renewal import renew
+from ..module_utils.kubeadm import renewal
+from ..module_utils.report import Report
 
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"force": {"type": "bool", "default": False}, "timeout": {"type": "int", "default": 300}},
+        argument_spec={
+            "ended_only": {"type": "bool", "default": False},
+            "force": {"type": "bool", "default": False},
+            "timeout": {"type": "int", "default": 300},
+        },
         supports_check_mode=True,
     )
-    carry_out(module, lambda: renew(module.params["force"], module.params["timeout"], module.check_mode).result())
+    carry_out(module, lambda: _renewed(module).result())
+
+
+def _renewed(module: AnsibleModule) -> Report:
+    if module.params["ended_only"]:
+        return renewal.renew_ended(module.check_mode)
+    return renewal.renew(module.params["force"], module.params["timeout"], module.check_mode)
 
 
 if __name__ == "__main__":

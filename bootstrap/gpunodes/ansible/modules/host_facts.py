@@ -45,6 +45,12 @@ options:
         description: The suite of a Debian source; C(/) for a flat one.
         type: str
         default: /
+      index:
+        description: >-
+          Folder of the index of packages beside the release file of a Debian source, such as
+          C(stable/binary-{package_arch}/); empty for a flat one.
+        type: str
+        default: ""
       gpus:
         description: Check it only on machines with NVIDIA GPUs.
         type: bool
@@ -81,11 +87,11 @@ options:
     default: []
   exact_packages:
     description: >-
-      Packages of which an exact version is requested. Their versions in NVIDIA's source are reported by a machine with
-      GPUs.
-    type: list
-    elements: str
-    default: []
+      Names of packages of which a version is requested, by the name of their source. The versions of those that are
+      not installed are reported. The source C(system) stands for all that the machine has; it is not read if the
+      machine uses the source C(docker).
+    type: dict
+    default: {}
   vip:
     description: Virtual address of the control planes; empty for none.
     type: str
@@ -141,6 +147,7 @@ SOURCE = {
     "key": {"type": "str", "no_log": False},
     "fingerprint": {"type": "str"},
     "suite": {"type": "str", "default": "/"},
+    "index": {"type": "str", "default": ""},
     "gpus": {"type": "bool", "default": False},
     "systems": {"type": "list", "elements": "str", "default": []},
 }
@@ -155,7 +162,7 @@ def main() -> None:
             "data_directory": {"type": "str", "default": ""},
             "runtime": {"type": "str", "choices": ["containerd", "docker"], "default": "containerd"},
             "expected_gpus": {"type": "list", "elements": "str", "default": []},
-            "exact_packages": {"type": "list", "elements": "str", "default": []},
+            "exact_packages": {"type": "dict", "default": {}},
             "vip": {"type": "str", "default": ""},
             "api_servers": {"type": "list", "elements": "str", "default": []},
         },

@@ -28,7 +28,7 @@ def command(yes: bool, inventory_path: Path, as_json: bool) -> int:
     terminal.check_confirmable("addon upgrade", yes=yes)
     inventory, report = checked.inventory(inventory_path, checked.Needs.CLUSTER), rollout_options.lines()
     before = addons.plan(inventory)
-    terminal.line(view_of.plan(before), err=True)
+    terminal.report(view_of.plan(before), err=True)
     needed = [each.name for each in before if each.needed]
     if needed:
         terminal.confirm(f"the pods of {' and '.join(needed)} are replaced", yes=yes)

@@ -20,8 +20,9 @@ def command(dry_run: bool, yes: bool, inventory_path: Path, as_json: bool) -> in
 
     For the pools of the setting gpunodes_pools that have a max. Kubernetes' cluster-autoscaler decides, and a power
     server beside it orders the machines' BMCs. Their passwords are stored in a Secret of the cluster. Run the same
-    command again after a change of settings, of passwords or of machines. Exit code 3 if a control plane does not
-    respond: the power server cannot run there until the same command was run again.
+    command again after a change of settings, of passwords or of machines. Machines that are off or in maintenance are
+    passed over. Exit code 3 if a machine of the pools or a control plane does not respond: it is left as it was until
+    the same command was run again.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked

@@ -20,8 +20,9 @@ def command(machines: tuple[str, ...], force: bool, flags: common.CommonOptions)
     """Renew the certificates of control planes.
 
     MACHINES are names, addresses, groups or patterns of the inventory's control planes; by default all of them, one
-    after the other. Their static pods are restarted one at a time: with one control plane the API is away for some
-    seconds each. Certificate authorities are never renewed; the kubelets renew their own certificates.
+    after the other; those that do not respond are left out. Their static pods are restarted one at a time: with one
+    control plane the API is away for some seconds each. Certificate authorities are never renewed; the kubelets renew
+    their own certificates.
     """
     inventory = checked.inventory(flags.inventory, checked.Needs.CLUSTER)
     chosen = inventory.select(machines, Role.CONTROL_PLANE)
@@ -35,4 +36,8 @@ def command(machines: tuple[str, ...], force: bool, flags: common.CommonOptions)
     code = common.show(result, as_json=flags.as_json)
     if any(each.outcome is Outcome.CHANGED for each in result.machines) and not result.dry_run:
         terminal.line(renew.refresh(inventory), err=True)
+    for each in result.machines:
+        if each.outcome is Outcome.UNREACHABLE:
+            what = f"start it, then run `gpunodes certs renew {each.name}`"
+            terminal.line(f"{each.name} has its old certificates: {what}", err=True)
     return code

@@ -58,7 +58,7 @@ def command(
         view.close()
     if plan.interrupted:
         raise Interrupted
-    terminal.line(view_of.plan(plan), err=True)
+    terminal.report(view_of.plan(plan), err=True)
     if count := sum(bool(each.needed(reboot=reboots)) for each in plan.machines):
         rebooted = ", and rebooted if needed" if reboots else ""
         terminal.confirm(f"{count} nodes are drained, their packages upgraded{rebooted}", yes=rollout_flags.yes)

@@ -16,7 +16,7 @@ from gpunodes.errors import ExitCode
 def command(inventory_path: Path, as_json: bool) -> int:
     """Show the cluster's roll-out: what, by whom, how far, and what comes next.
 
-    It is read from the cluster alone, so every controller shows the same.
+    It is read from the cluster; the controller that began it also shows stages of machines whose API was away.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked

@@ -46,7 +46,7 @@ def command(
         view.close()
     if plan.interrupted:
         raise Interrupted
-    terminal.line(view_of.plan(plan), err=True)
+    terminal.report(view_of.plan(plan), err=True)
     count = sum(bool(each.needed) for each in plan.machines)
     if count:
         what = f"{count} nodes are drained, and their container runtimes replaced and restarted"

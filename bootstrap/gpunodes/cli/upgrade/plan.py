@@ -21,7 +21,9 @@ def command(target: str, inventory_path: Path, output: str) -> int:
     """Show the order of an upgrade, and what is in its way; nothing is changed.
 
     TARGET is the next minor of Kubernetes, such as 1.37, or an exact version, such as 1.36.4. All machines of the
-    cluster are read. Exit code 1 when something is in the way, 2 for a downgrade or a skipped minor.
+    cluster are read. Workers in maintenance, and those that are off, do not respond or are not ready, are passed over.
+
+    Exit code 1 when something is in the way, 2 for a downgrade or a skipped minor, 3 when machines are passed over.
     """
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
     view = text.progress()
@@ -30,4 +32,6 @@ def command(target: str, inventory_path: Path, output: str) -> int:
     finally:
         view.close()
     common.show_output(output, lambda: view_of.document_of(found), lambda columns: view_of.table_of(found, columns))
-    return ExitCode.DONE if found.possible else ExitCode.FAILED
+    if not found.possible:
+        return ExitCode.FAILED
+    return ExitCode.PARTLY if found.passed_over else ExitCode.DONE

@@ -38,13 +38,14 @@ def command(
     TARGET is the next minor, such as 1.37, or an exact version. First a backup of etcd is written; then the control
     planes are upgraded one after the other, then the kubelets within the budget: each node is drained, upgraded,
     verified and given back. It stops at the first failure; a worker whose upgrade failed gets its older kubelet back. A
-    node that cannot be drained is given back as it was, and the others go on.
+    node that cannot be drained is given back as it was, and the others go on. Workers in maintenance, and those that
+    are off, do not respond or are not ready, are passed over and named.
 
     Exit code 3 when it did not end well on all machines: `gpunodes upgrade --resume` continues. If nothing is left to
     resume, run the same command again for machines that were skipped.
     """
     from gpunodes.engine.fleet import InventoryFleet
-    from gpunodes.operations import checked, upgrade, upgrade_plan
+    from gpunodes.operations import checked, upgrade
     from gpunodes.operations.rolling import following
     from gpunodes.rollout.state import ADDONS
 
@@ -75,28 +76,30 @@ def command(
         terminal.confirm(what, yes=rollout_flags.yes)
         if not no_backup:
             _back_up(inventory)
-    elif not plan.steps:
-        what = f"all machines have {plan.target}; the add-ons get the versions of this gpunodes, if they are older"
+    elif not plan.steps and not plan.holds_addons:
+        others = "other " if plan.passed_over else ""
+        what = (
+            f"all {others}machines have {plan.target}; the add-ons get the versions of this gpunodes, if they are older"
+        )
         terminal.confirm(what, yes=rollout_flags.yes)
     done = upgrade.roll_out(fleet, plan, machines, wanted, report)
-    for finding in plan.findings:
-        if finding.check == upgrade_plan.OFF:
-            terminal.line(f"{finding.machine} was left out: {finding.problem.found}", err=True)
     return rollout_options.show_all(done, as_json=as_json, none="nothing to upgrade")
 
 
 def _plan(inventory: Inventory, target: str, machines: Sequence[Machine]) -> UpgradePlan:
     """The plan; raises WrongInput, after it was shown, if something is in the way of upgrading ``machines``."""
     from gpunodes.operations import upgrade, upgrade_plan
+    from gpunodes.planner.upgrade import of_machines
     from gpunodes.views import text
     from gpunodes.views import upgrade as view_of
 
     view = text.progress()
     try:
-        plan = upgrade_plan.run(inventory, target, view).plan
+        found = upgrade_plan.run(inventory, target, view).plan
     finally:
         view.close()
-    terminal.line(view_of.table_of(plan), err=True)
+    plan = of_machines(found, [machine.name for machine in machines])
+    terminal.report(view_of.table_of(plan), err=True)
     if not plan.possible:
         raise WrongInput(
             f"the upgrade to {target} is not possible yet", "a plan without findings", "see the plan above"

@@ -112,12 +112,12 @@ class Cluster(Api):
         """
         return self._change(name, lambda node: marks.begin_rollout(node, rollout, cordon=cordon), check) is not None
 
-    def end_rollout(self, name: str, rollout: str, now: float) -> bool:
+    def end_rollout(self, name: str, rollout: str, now: float, *, done: bool = False) -> bool:
         """Undo ``begin_rollout``; what others did to the node stays. Returns whether no cordon of others stays.
 
-        ``now`` in seconds since 1970.
+        ``now`` in seconds since 1970. ``done``: the work ended well; a command that resumes the roll-out reads it.
         """
-        before = self._change(name, lambda node: marks.end_rollout(node, rollout, now))
+        before = self._change(name, lambda node: marks.end_rollout(node, rollout, now, done=done))
         return before is None or not marks.cordoned_again(before)
 
     def return_plugin(self, name: str) -> bool:

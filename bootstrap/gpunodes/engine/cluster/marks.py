@@ -31,6 +31,8 @@ ROLLOUT = f"{_PREFIX}rollout"
 """Node annotation: the id of the roll-out that works on the node; repairs stay away until it ends."""
 ROLLOUT_CORDON = f"{_PREFIX}rollout-cordon"
 """Node annotation: the roll-out cordoned the node, and uncordons it at its end."""
+ROLLED_OUT = f"{_PREFIX}rolled-out"
+"""Node annotation: the id of the last roll-out whose work ended well on the node."""
 _REPAIRS_KEPT = 8
 _MERGED = frozenset({"ancient-changes", "before-first-apply"})
 """The managers of fields whose managers the API no longer knows: it keeps ten of those that update an object."""
@@ -234,8 +236,8 @@ def begin_rollout(node: NodeObject, rollout: str, *, cordon: bool) -> Patch | No
     return _with_plugin(node, patch)
 
 
-def end_rollout(node: NodeObject, rollout: str, now: float) -> Patch | None:
-    """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out.
+def end_rollout(node: NodeObject, rollout: str, now: float, *, done: bool) -> Patch | None:
+    """Undo :func:`begin_rollout`; a cordon of others stays, as do the marks of another roll-out. ``done``: all is well.
 
     Maintenance that began while the node was cordoned keeps it cordoned, and removes that cordon at its own end, if it
     has not expired. ``now`` in seconds since 1970.
@@ -244,6 +246,8 @@ def end_rollout(node: NodeObject, rollout: str, now: float) -> Patch | None:
     if annotations.get(ROLLOUT) != rollout:
         return None
     patch: Patch = {"metadata": {"annotations": {ROLLOUT: None, ROLLOUT_CORDON: None}}}
+    if done:
+        patch["metadata"]["annotations"][ROLLED_OUT] = rollout
     if cordoned_again(node):
         return patch
     if ROLLOUT_CORDON in annotations and maintained and _keeps_cordon(maintained, now):

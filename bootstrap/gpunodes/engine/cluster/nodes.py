@@ -76,6 +76,7 @@ def _parse(item: Mapping[str, Any], pool_label: str) -> Node:
         cordoned_again=marks.cordoned_again(item),
         rollout=annotations.get(marks.ROLLOUT, ""),
         cordoned_by_rollout=marks.ROLLOUT_CORDON in annotations,
+        rolled_out=annotations.get(marks.ROLLED_OUT, ""),
         maintenance=marks.maintenance_of(item),
         needs_repair=annotations.get(marks.NEEDS_REPAIR, ""),
         repairs=tuple(marks.repairs_of(item)),

@@ -39,11 +39,11 @@ def _tasks(records: Sequence[LogRecord]) -> str:
 def _went_on(facts: Facts | None, record: LogRecord) -> bool:
     """Whether a thread that the kernel reported sleeps no more, by a probe that saw all threads.
 
-    The report stays in the log until the next boot. Only a report of the thread itself counts: what it waited for may
-    be held by one that runs.
+    The report stays in the log until the next boot. Only a report of the thread itself counts: the owner of what it
+    waits for may run.
     """
     pid = record.detail.rpartition(":")[2]
-    of_itself = bool(record.evidence) and " blocked for more than " in record.evidence[0]
+    of_itself = bool(record.evidence) and not patterns.LOCK_OWNER.search(record.evidence[0].encode(errors="replace"))
     if facts is None or not of_itself or not pid.isdigit():
         return False
     if any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):

@@ -27,6 +27,9 @@ PLUGIN_IMAGE = "nvidia/k8s-device-plugin"
 CUDA_IMAGE = "nvidia/cuda"
 CUDA_TAG = "13.0.1-base-ubuntu24.04"
 """An image under NVIDIA's name: a C library and BusyBox, enough to run the programs that CDI adds to a container."""
+_VARIABLES = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+"""What NVIDIA's images set: their containers ask for all GPUs, so those of the lab do, too.
+Source: github.com/NVIDIA/k8s-device-plugin, deployments/container/Dockerfile."""
 
 _NODE_PACKAGES = (
     "dkms", "docker.io", "docker-cli", "gcc", "libc6-dev", "linux-headers-cloud-amd64", "make", "mokutil", "pciutils",
@@ -152,8 +155,15 @@ def _images(tree: Path, archives: Sequence[Path], plugin: Path, version: str) ->
     programs_layer = registry.layer(
         [TreeEntry(f"/usr/bin/{file.name}", file, 0o755) for file in sorted(plugin.iterdir())]
     )
-    registry.add(oci.OciImage(PLUGIN_IMAGE, (f"v{version}",), (base, programs_layer), ("nvidia-device-plugin",)))
-    registry.add(oci.OciImage(CUDA_IMAGE, (CUDA_TAG,), (base,)))
+    plugin_image = oci.OciImage(
+        PLUGIN_IMAGE,
+        (f"v{version}",),
+        (base, programs_layer),
+        ("nvidia-device-plugin",),
+        environment=_VARIABLES,
+    )
+    registry.add(plugin_image)
+    registry.add(oci.OciImage(CUDA_IMAGE, (CUDA_TAG,), (base,), environment=_VARIABLES))
 
 
 def settings(base_url: str, tree: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from gpunodes.engine import control_planes, events, journal, runner
 from gpunodes.engine.fleet import InventoryFleet, match_nodes, repair_settings
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.held import Leases
-from gpunodes.errors import ExitCode, GpunodesError, Interrupted, WrongInput
-from gpunodes.model import Event, Machine, Severity, TaskEnded, printable
-from gpunodes.operations import registration
-from gpunodes.operations.autoscale import removal
+from gpunodes.errors import GpunodesError, Interrupted, WrongInput
+from gpunodes.model import Event, TaskEnded
+from gpunodes.operations.autoscale import registering, removal
 from gpunodes.operations.autoscale.gathering import Gathered, cluster_settings, gather
 from gpunodes.operations.autoscale.objects import Objects
+from gpunodes.operations.autoscale.registering import Chosen
 from gpunodes.operations.repair.context import Report
-from gpunodes.operations.run import RunOptions, carry_out
 from gpunodes.operations.tracker import RunView
 from gpunodes.planner import autoscale, versions
 
@@ -34,6 +33,8 @@ _READY_S = 600.0
 """Time limit in seconds for the autoscaler's pod, whose image is pulled, and for its first look at all machines."""
 _POLL_S = 3.0
 _FAILED = frozenset({Phase.FAILED, Phase.GIVING_UP})
+_STAY = frozenset({Phase.ON, Phase.LEFT_ALONE})
+"""Phases in which an error is one of the machine as it is, not of an order."""
 
 
 class NoAutoscaler(WrongInput):
@@ -55,7 +56,7 @@ class ScaledMachineStatus:
     unusable: str = ""
     """Why it is not switched on for pods, "" if it is."""
     failed: bool = False
-    """Whether it did not come into service, or something is wrong with it while it is on."""
+    """Whether it did not come into service, something is wrong with it while it is on, or its BMC does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ class AutoscaleStatus:
     behind: str = ""
     """A sentence about machines that are off, and whose kubelet is older than the API server; "" without any."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Control planes that do not respond, and why: their runtimes are as they were, and another run completes them."""
+    """Machines that do not respond, or whose BMCs do not, why, and what they lack: another run completes them."""
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+    """Machines of pools that scale that are off, or in maintenance, and why: they are as they were."""
 
     @property
     def healthy(self) -> bool:
@@ -98,8 +101,9 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
     """Install the autoscaler, or bring it to the settings; returns what it does with each machine.
 
     Raises WrongInput for every machine of a pool that scales which cannot be switched, before anything is changed; Held
-    while another command works on such a machine or on a control plane; GpunodesError for a machine that cannot be
-    prepared, and if the pod does not become ready.
+    while another command works on such a machine or on a control plane; GpunodesError for a machine that responds and
+    cannot be prepared, and if the pod does not become ready. Machines that are off, in maintenance or silent are left
+    as they are.
     """
     given = cluster_settings(fleet)
     archive = _archive(given)
@@ -107,19 +111,25 @@ def up(fleet: InventoryFleet, view: RunView, report: Report, *, dry_run: bool = 
         nodes = objects.seen_nodes()
         states = objects.states(create=False)
         gathered = gather(fleet, objects, nodes, states, removal.planned(objects))
-        found = plans.parse(dict(gathered.plan))
+        pools = autoscale.role_pools(given, gathered.plan, objects.daemon_sets())
+        chosen = registering.choose(fleet, gathered.machines, nodes, objects.switched_off(), view)
+        silent = {name: f"{why}; it keeps its labels, taints and registration" for name, why in chosen.silent.items()}
         if dry_run:
-            return replace(_seen(objects, found, nodes, states), changes=_changes(gathered, nodes))
-    _register(fleet, [gathered.machines[node] for node in gathered.machines if node in nodes], view)
+            shown = _seen(objects, plans.parse(dict(gathered.plan)), nodes, states)
+            changes = _changes(gathered, chosen, nodes)
+            return replace(shown, changes=changes, left_out=silent, passed_over=chosen.passed_over)
+    registering.register(fleet, list(chosen.machines.values()), view)
     with _connected(fleet, "autoscale up") as (objects, leases):
         with _locked(fleet, objects, leases) as choice:
             report("", "writing the plan, and installing the autoscaler on the control planes")
             objects.write_plan(gathered.plan, gathered.passwords)
-            pools = autoscale.role_pools(given, gathered.plan)
-            left_out = _run(fleet, choice, leases.lost, pools, archive, state="present")
+            dead = _run(fleet, choice, leases.lost, pools, archive, state="present")
         report("", f"waiting for the autoscaler, at most {_READY_S:.0f} s")
-        _wait(objects, gathered)
-        return replace(_status(objects), left_out=left_out)
+        _wait(objects, set(gathered.machines) - chosen.strangers)
+        lacks = "it has no image of the power server, which cannot run there"
+        silent |= {name: f"{why}; {lacks}" for name, why in dead.items()}
+        found = _status(objects)
+        return replace(found, left_out=silent | _unknown(found, gathered), passed_over=chosen.passed_over)
 
 
 def status(fleet: InventoryFleet) -> AutoscaleStatus:
@@ -146,15 +156,16 @@ def down(fleet: InventoryFleet, report: Report, *, dry_run: bool = False) -> Aut
             return replace(shown, changes=_removals(removed))
         with _locked(fleet, objects, leases) as choice:
             report("", "removing the autoscaler")
-            left_out = _run(fleet, choice, leases.lost, {}, None, state="absent")
+            dead = _run(fleet, choice, leases.lost, {}, None, state="absent")
             objects.delete_passwords()
             # What it wrote before it ended counts, not what was there before.
             removal.wait_for_end(objects, report)
             removed = removal.settle(fleet, objects, report)
             objects.delete_kept_off()
-            if not left_out:
+            if not dead:
                 objects.delete_plan()
         pools = _pools(found, objects.seen_nodes(), objects.states(create=False)) if found else {}
+    left_out = {name: f"{why}; the image of the power server stays there" for name, why in dead.items()}
     return AutoscaleStatus(False, pools, _shown(removed), left_out=left_out)
 
 
@@ -186,23 +197,6 @@ def _archive(given: Mapping[str, Any]) -> Path | None:
             "build it, or name a registry's image; see `gpunodes help --page scaling`",
         )
     return path.absolute()
-
-
-def _register(fleet: InventoryFleet, machines: Sequence[Machine], view: RunView) -> None:
-    """Let machines register their nodes by themselves; raises GpunodesError with the first cause."""
-    if not machines:
-        return
-    done = carry_out(registration.OPERATION, fleet.inventory, machines, view, RunOptions())
-    if done.interrupted:
-        raise Interrupted
-    if done.exit_code is not ExitCode.DONE:
-        causes = [str(finding) for finding in done.findings if finding.severity is Severity.ERROR]
-        causes += [f"{each.name}: {each.cause}" for each in done.machines if each.cause]
-        raise GpunodesError(
-            causes[0] if causes else "the machines could not be prepared",
-            "machines that register their nodes by themselves",
-            f"run the same command again; the log is {done.log}",
-        )
 
 
 @contextlib.contextmanager
@@ -238,7 +232,7 @@ def _run(
     ``lost`` returns why the locks are lost, None while they are held: it is asked all the time. Returns the others
     that lack something for it, with why they do not respond.
     """
-    silent = {name: printable(why) for name, why in choice.failures}
+    silent = dict(choice.failures)
     failures: list[TaskEnded] = []
 
     def on_event(event: Event) -> None:
@@ -264,22 +258,33 @@ def _run(
     return silent if archive or state == "absent" else {}
 
 
-def _wait(objects: Objects, gathered: Gathered) -> None:
+def _wait(objects: Objects, names: Set[str]) -> None:
+    """Wait until the power server runs, and knows the machines of these nodes; raises GpunodesError."""
     deadline = time.monotonic() + _READY_S
-    while not objects.is_running() or not set(gathered.plan["machines"]) <= set(objects.states(create=False)):
+    while not objects.is_running() or not names <= set(objects.states(create=False)):
         if time.monotonic() > deadline:
-            unknown = sorted(set(gathered.plan["machines"]) - set(objects.states(create=False)))
-            found = (
-                f"the power server knows nothing of {', '.join(unknown)}"
-                if unknown and objects.is_running()
-                else "its pod is not ready"
-            )
+            unknown = sorted(names - set(objects.states(create=False)))
+            found, wanted = "its pod is not ready", "a pod of the Deployment gpunodes-autoscaler that is ready"
+            if unknown and objects.is_running():
+                found = f"the power server knows nothing of {', '.join(unknown)}"
+                wanted = "a look of the power server at each machine"
             raise GpunodesError(
                 f"the autoscaler is installed, but {found} after {_READY_S:.0f} s",
-                "a pod of the Deployment gpunodes-autoscaler that is ready",
+                wanted,
                 "see `kubectl -n kube-system logs deployment/gpunodes-autoscaler --all-containers`",
             )
         time.sleep(_POLL_S)
+
+
+def _unknown(found: AutoscaleStatus, gathered: Gathered) -> dict[str, str]:
+    """The machines whose BMCs do not say whether they are on, by name, and why."""
+    names = {node: machine.name for node, machine in gathered.machines.items()}
+    return {
+        # Another command may have written a plan with more machines meanwhile.
+        names.get(each.node, each.node): f"{each.reason}; {each.unusable}: it is not used until then"
+        for each in found.machines
+        if each.phase == Phase.LEFT_ALONE and each.failed
+    }
 
 
 def _status(objects: Objects) -> AutoscaleStatus:
@@ -334,14 +339,14 @@ def _machines(
             state.since if state else None,
             (state.error or state.reason) if state else "",
             unusable(world, name),
-            state is not None and (state.phase in _FAILED or (state.phase is Phase.ON and bool(state.error))),
+            state is not None and (state.phase in _FAILED or (state.phase in _STAY and bool(state.error))),
         )
         for name, machine in sorted(found.machines.items(), key=lambda each: (each[1].pool, each[0]))
     ]
 
 
-def _changes(gathered: Gathered, nodes: Mapping[str, SeenNode]) -> list[str]:
-    new = sorted(name for name in gathered.machines if name in nodes and nodes[name].provider != PROVIDER + name)
+def _changes(gathered: Gathered, chosen: Chosen, nodes: Mapping[str, SeenNode]) -> list[str]:
+    new = sorted(name for name in chosen.machines if nodes[name].provider != PROVIDER + name)
     found = [f"{name}: its node is marked as a machine of a pool that scales" for name in new]
     if gathered.passwords:
         found.append("the passwords of its BMCs leave this controller: they go into a Secret of the cluster")

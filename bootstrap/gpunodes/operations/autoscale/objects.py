@@ -13,13 +13,24 @@ from urllib.parse import urlencode
 
 from gpunodes.autoscale.kept_off import CONFIG_MAP as KEPT_OFF
 from gpunodes.autoscale.store import Store
+from gpunodes.engine.cluster.errors import check
 from gpunodes.repair.switched_off import CONFIG_MAP as STATES
+from gpunodes.shape import Many, Maybe, Named, Optional
 
 PLAN, PASSWORDS, DEPLOYMENT = "gpunodes-autoscaler", "gpunodes-autoscaler-bmc", "gpunodes-autoscaler"
 _CORE = "/api/v1/namespaces/kube-system"
 _APPS = "/apis/apps/v1/namespaces/kube-system"
 _APPLY = "application/apply-patch+yaml"
 _LABELS = {"app.kubernetes.io/managed-by": "gpunodes"}
+_OF_PODS = ("nodeSelector", "containers.resources", "initContainers.resources", "initContainers.restartPolicy")
+_TEXTS = Optional(Maybe(Named(str, 1000)))
+_CONTAINER = {
+    "resources": Optional(Maybe({"requests": _TEXTS, "limits": _TEXTS})),
+    "restartPolicy": Optional(Maybe(str)),
+}
+_CONTAINERS = Optional(Maybe(Many(_CONTAINER, 1000)))
+_POD = {"nodeSelector": _TEXTS, "containers": _CONTAINERS, "initContainers": _CONTAINERS}
+_DAEMON_SET = {"spec": {"template": {"spec": _POD}}}
 
 
 class Objects(Store):
@@ -63,6 +74,13 @@ class Objects(Store):
         query = urlencode({"labelSelector": f"app.kubernetes.io/name={DEPLOYMENT}"})
         found = self._list(f"{_CORE}/pods?{query}", ("metadata.name", "spec.nodeName"))
         return [str((each.get("spec") or {}).get("nodeName") or "") for each in found]
+
+    def daemon_sets(self) -> list[dict[str, Any]]:
+        """The DaemonSets of the cluster, with what decides where their pods run and what they request."""
+        keep = ("metadata.name", *(f"spec.template.spec.{each}" for each in _OF_PODS))
+        found = self._list("/apis/apps/v1/daemonsets", keep)
+        check(found, Many(_DAEMON_SET, 10_000), "its DaemonSets")
+        return found
 
     def delete_states(self) -> None:
         """Forget the states of all machines."""

@@ -11,7 +11,11 @@ from gpunodes.model import Role
 from gpunodes.operations import kubeconfig, phases
 from gpunodes.operations.run import Operation
 
-OPERATION = Operation(name="certs renew", playbook="certs_renew.yml", phases=(phases.CERTIFICATES_RENEWED,))
+OPERATION = Operation(
+    name="certs renew",
+    playbook="certs_renew.yml",
+    phases=(phases.ETCD_CERTIFICATES, phases.CERTIFICATES_RENEWED),
+)
 
 
 def refresh(inventory: Inventory) -> str:

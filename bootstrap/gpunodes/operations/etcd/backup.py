@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ SNAPSHOT_S = 1500.0
 """Seconds for making a snapshot and checking it, until its first byte arrives."""
 _ANSWER = {"error": {"found": str, "wanted": str, "remedy": str}}
 _PROGRESS_S = 2.0
+_PARTIAL = ".gpunodes-backup-partial.tar."
+"""What the names of files begin with that are being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,14 @@ class Saved:
 def run(inventory: Inventory, path: Path | None, recipient: str, progress: Callable[[str], None]) -> Saved:
     """Write a backup to ``path``, by default a file in the current folder named after cluster and time.
 
-    The first control plane of this cluster that responds makes it. Raises WrongInput before any machine is contacted,
-    and GpunodesError; then there is no file.
+    The first control plane of this cluster that responds makes it. What killed backups left in that folder is deleted
+    first. Raises WrongInput before any machine is contacted, and GpunodesError; then there is no file.
     """
     machines = inventory.control_planes()
     path = path or Path(default_name(inventory))
     encrypt = encryption.argv_for(recipient) if recipient else []
     _check_path(path)
+    _delete_leftovers(path.parent, progress)
     problems: list[GpunodesError] = []
     for machine in machines:
         try:
@@ -167,11 +172,28 @@ def _check_path(path: Path) -> None:
         )
 
 
+def _delete_leftovers(folder: Path, progress: Callable[[str], None]) -> None:
+    """Delete the files of backups that were killed: they have the keys of the authorities. Others are locked."""
+    for each in folder.glob(f"{_PARTIAL}*"):
+        try:
+            descriptor = os.open(each, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                each.unlink()
+            finally:
+                os.close(descriptor)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        except OSError as error:
+            progress(f"{each} cannot be deleted: {error.strerror}")
+        else:
+            progress(f"deleted {each}, which a backup that was killed has left")
+
+
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file of mode 0600 that gets its name when the block ends without an error; an existing file is not replaced."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor, partial = _locked(path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -193,3 +215,16 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
+
+
+def _locked(folder: Path) -> tuple[int, Path]:
+    """A new file of mode 0600 that other backups do not delete while it is open, here or in a program that encrypts."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=_PARTIAL, dir=folder)
+        # Where files cannot be locked, none can be deleted for want of a lock.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, Path(name)
+        # Another backup has deleted it before it was locked.
+        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from gpunodes.engine import evidence
+from gpunodes.engine import evidence, records
 from gpunodes.engine.fleet import Fleet, repair_settings
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import WrongInput
@@ -78,11 +78,11 @@ def limits(given: Mapping[str, object], max_unavailable: str | None, actions: st
 
 
 def _prune_evidence(command: RepairCommand, left: Unfinished) -> None:
-    """Delete old evidence, except that of unfinished repairs."""
+    """Delete old evidence, except that of unfinished repairs, also of machines that the command is not about."""
     if not command.request.dry_run:
         days, mib = (command.settings[f"gpunodes_repair_evidence_{limit}"] for limit in ("days", "mib"))
         with contextlib.suppress(OSError):
-            evidence.prune(days, mib, {record.id for record in left.records.values()})
+            evidence.prune(days, mib, {*records.repairs(), *(record.id for record in left.records.values())})
 
 
 def _result(command: RepairCommand, repairs: Repairs) -> RepairResult:

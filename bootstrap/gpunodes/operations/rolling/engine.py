@@ -7,19 +7,18 @@ import dataclasses
 import datetime as dt
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 
 from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.locks import Taken
-from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError, sentence
 from gpunodes.health.model import State
 from gpunodes.operations import cluster_state, switched_off
 from gpunodes.operations.cluster_state import ClusterState
 from gpunodes.operations.rolling import context, unfinished
 from gpunodes.operations.rolling.context import RolloutCommand
+from gpunodes.operations.rolling.reading import Reading
 from gpunodes.operations.rolling.running import Running
 from gpunodes.operations.rolling.work import Target, Work
 from gpunodes.repair import findings
@@ -29,8 +28,6 @@ from gpunodes.rollout.record import RolloutOutcome
 from gpunodes.rollout.result import MachineRollout, RolloutResult
 from gpunodes.rollout.state import Rollout
 
-_READERS = 16
-"""Machines whose state is read in parallel."""
 _NOTHING = "nothing to do"
 
 
@@ -42,8 +39,7 @@ class Engine:
         self._work = work
         self._rollout = rollout
         self._running = Running(command, work, rollout.options.wait_for_jobs_s)
-        self._scans: Mapping[str, MachineScan] = {}
-        self._unreadable: dict[str, str] = {}
+        self._reading = Reading(command, work)
         self._results: dict[str, MachineRollout] = {}
         self._unended: dict[str, str] = {}
         self._left: dict[str, str] = {}
@@ -80,33 +76,36 @@ class Engine:
         """Scan the machines, and ask the work which of them need it: those that need nothing are done."""
         waiting = [self._command.machines[name] for name in self._rollout.waiting]
         self._command.report("", f"reading {len(waiting)} machines")
-        self._scans = self._command.fleet.scan(waiting) if waiting else {}
+        self._reading.scan(self._rollout.waiting)
         found = self._state()
         nodes = {name: node for name, (node, _) in found.machines.items()}
         # One that is off on purpose is skipped, whatever it needs.
         waiting = [machine for machine in waiting if machine.name not in found.off]
         left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe(), live=True)
-        with ThreadPoolExecutor(_READERS) as pool:
-            targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
-            answers = list(pool.map(self._needed, targets))
-        for target, needed in zip(targets, answers, strict=True):
+        targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
+        for target, needed in zip(targets, self._reading.needed(targets), strict=True):
             marked = target.node is not None and target.node.rollout == self._rollout.id
-            if needed == "" and not marked and target.name not in left:
-                self._rollout = self._rollout.with_end(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
-                if not resumed:  # an earlier command may have done it, and not written so
+            # A command that was killed may have finished it, and not noted that: not every work sees it there.
+            finished = target.node is not None and target.node.rolled_out == self._rollout.id
+            if (finished or needed == "") and not marked and target.name not in left:
+                outcome = RolloutOutcome.DONE if finished else RolloutOutcome.UNCHANGED
+                canary = not self._command.is_control_plane(target.name)
+                self._rollout = self._rollout.with_end(target.name, outcome, _NOTHING, canary=canary)
+                if not resumed:
                     self._results[target.name] = MachineRollout(target.name, RolloutOutcome.UNCHANGED, _NOTHING)
         self._command.report("", f"{len(self._rollout.waiting)} of {len(waiting)} machines need {self._work.name}")
 
-    def _needed(self, target: Target) -> str | None:
-        """What a machine needs; None if that cannot be read."""
-        try:
-            return self._work.needed(target)
-        except Exception as problem:
-            self._unreadable[target.name] = f"its state cannot be read: {sentence(problem)}"
-            return None
+    def _read_again(self) -> None:
+        """Read the machines that other commands have let go."""
+        found = self._state()
+        free = [each for each in self._rollout.waiting if each in self._reading.forgotten and not _holder(each, found)]
+        self._reading.scan(free)
+        self._reading.needed([Target(self._command.machines[name], found.machines[name][0]) for name in free])
 
     def _state(self) -> ClusterState:
-        return cluster_state.read(self._command, self._scans, self._running.nodes())
+        found = cluster_state.read(self._command, self._reading.scans, self._running.nodes())
+        self._reading.forget(name for name in self._rollout.waiting if _holder(name, found))
+        return found
 
     # Machines that another command left
 
@@ -189,6 +188,8 @@ class Engine:
 
     def _choose(self) -> int:
         """Decide and begin; the number of machines that were begun or ended by that."""
+        if self._reading.forgotten.intersection(self._rollout.waiting):
+            self._read_again()
         try:
             with self._command.leases.deciding():
                 return self._decide_and_begin()
@@ -245,12 +246,8 @@ class Engine:
         node, why = found.machines[name]
         if name in found.off:
             why = switched_off.left_out(name, why, is_rolled_out=True)
-        verdict = self._scans[name].verdict if name in self._scans else None
-        unreadable = self._unreadable.get(name, "")
-        if verdict and verdict.state.rank >= State.SICK.rank:
-            unreadable = f"it is not healthy: {findings.describe(verdict)} ({verdict.state.value})"
-        busy = found.holder(name, node) or self._left.get(name, "")
-        return RolloutCandidate(name, node, why, self._command.is_control_plane(name), busy, unreadable)
+        busy, trouble = _holder(name, found) or self._left.get(name, ""), self._reading.trouble(name)
+        return RolloutCandidate(name, node, why, self._command.is_control_plane(name), busy, trouble)
 
     def _begin(self, name: str, start: Callable[[], None], *, resumed: bool = False) -> int:
         """Write that a machine is begun, then begin; what prevents that is its result, or it waits.
@@ -397,3 +394,7 @@ class Engine:
         return RolloutResult(
             rollout.id, rollout.work, machines, self._complete, rollout.stopped, self._interrupted, self._then
         )
+
+
+def _holder(name: str, found: ClusterState) -> str:
+    return found.holder(name, found.machines[name][0])

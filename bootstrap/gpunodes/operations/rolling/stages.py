@@ -239,9 +239,9 @@ def _unready(tools: Tools, record: RolloutRecord, boot_id: str = "") -> str:
 
 
 def _uncordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
-    is_ours = tools.command.cluster.end_rollout(record.node, record.id, tools.command.now())
+    good = record.outcome is not None and record.outcome.good
+    is_ours = tools.command.cluster.end_rollout(record.node, record.id, tools.command.now(), done=good)
     if record.disrupts is not Disruption.NOTHING:
-        good = record.outcome is not None and record.outcome.good
         tools.report("uncordoned" if is_ours else "it stays cordoned: others cordoned it in the meantime")
         message = f"gpunodes: {record.work}{f': {record.why}' if record.why else ''}"
         reason = "RolloutEnded" if good else "RolloutFailed"

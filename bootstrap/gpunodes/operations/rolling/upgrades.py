@@ -11,6 +11,7 @@ from gpunodes.model import Role
 from gpunodes.operations.rolling.playbook import PlaybookWork
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner import gpu, versions
+from gpunodes.planner.gpu_upgrade import Upgrades
 from gpunodes.planner.os_upgrade import OsPlans
 from gpunodes.planner.upgrade_model import Part
 from gpunodes.rollout.record import Disruption
@@ -136,9 +137,11 @@ class SystemUpgrade(PlaybookWork):
 class DriverUpgrade(PlaybookWork):
     """Replaces the driver of a node's GPUs. Only pods that use GPUs leave, unless the machine may be rebooted."""
 
-    def __init__(self, inventory: Inventory, driver: str, *, reboot: bool) -> None:
+    def __init__(self, inventory: Inventory, driver: str, *, reboot: bool, plan: Upgrades | None = None) -> None:
+        """``plan`` was read just before; a command that resumes has none."""
         gpu.check(gpu.RequestedSoftware("", driver))
         self._driver = driver
+        self._silent = plan.silent if plan else {}
         super().__init__(
             inventory,
             DRIVER,
@@ -149,8 +152,10 @@ class DriverUpgrade(PlaybookWork):
             undoes=True,
         )
 
-    def needed(self, target: Target) -> str:  # noqa: ARG002 - the plan selected the machines
-        """As ``Work.needed``."""
+    def needed(self, target: Target) -> str:
+        """As ``Work.needed``: the plan selected the machines that responded."""
+        if why := self._silent.get(target.name):
+            raise GpunodesError(why)
         return f"its driver becomes {self._driver}"
 
 

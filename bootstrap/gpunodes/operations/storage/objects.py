@@ -54,7 +54,7 @@ class Objects(Api):
         used = {(str(each["metadata"].get("namespace")), str(each["metadata"]["name"])) for each in claims}
         pods = []
         for namespace in sorted({namespace for namespace, _ in used}):
-            path = f"/api/v1/namespaces/{namespace}/pods"
+            path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
             pods += self._list(path, _POD_FIELDS, PODS_AT_ONCE)
         return storage.users(pods, used)
 

@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import Mapping
 
-from .. import certificates, containers, kubeconfig, ledger, static_pod_files
+from .. import certificates, containers, etcd, kubeconfig, ledger, static_pod_files
 from ..certificates import Certificate
 from ..der import Invalid
 from ..problem import MachineProblem
@@ -27,6 +27,10 @@ from . import command, static_pods
 FRESH = 0.9
 """Share of its time that a certificate must have left to be kept."""
 _KUBEADM_S = 300
+SOON_DAYS = 30
+"""Days before its end from which a certificate is renewed although that takes the quorum of etcd for some seconds."""
+_SOON_S = 3600
+"""A certificate that ends within so many seconds may have ended before all control planes are restarted."""
 _POLL_S = 1.0
 _PKI = f"{certificates.KUBERNETES}/pki"
 USES: Mapping[str, tuple[str, ...]] = {
@@ -41,6 +45,8 @@ USES: Mapping[str, tuple[str, ...]] = {
     "kube-scheduler": ("scheduler.conf",),
 }
 """The files below /etc/kubernetes that each static pod reads at its start, in the order of the restarts."""
+_PEER = "etcd/peer.crt"
+"""The certificate that members of etcd accept each other with."""
 _SERVED = {"etcd": (2379, "pki/etcd/server.crt"), "kube-apiserver": (6443, "pki/apiserver.crt")}
 """The ports on which the certificates are served, with their files."""
 
@@ -50,17 +56,17 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
 
     ``all_of_them``: also those that are new. ``limit_s``: for each restart.
     """
-    if not os.path.exists(f"{_PKI}/ca.crt") or not os.path.exists(kubeconfig.ADMIN):
-        raise MachineProblem("this machine is no control plane", "one that kubeadm made", "select control planes")
+    _check_control_plane()
     machine_ledger = ledger.load()
     report = Report()
     for name in static_pods.heal(machine_ledger, check):
         report.add(f"start {name}, which an interrupted run stopped")
     due = _due(all_of_them)
     _check_authorities(due)
-    for name, found in due.items():
-        report.add(f"renew {name}", Difference("certificates", {name: shown(found.not_after)}, {name: "renewed"}))
     restarts = [name for name in USES if _has(name) and (_older(name) or _affected(name, due))]
+    if "etcd" in restarts:
+        _check_quorum(due)
+    _add(report, due)
     for name in restarts:
         report.add(f"restart {name}", Difference("static pods", {}, {name: "restarted"}))
     if check:
@@ -73,6 +79,36 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
         if _has(name):
             _check_served(name, limit_s)
     return report
+
+
+def renew_ended(check: bool) -> Report:
+    """Renew the files if the certificate has ended that members of etcd accept each other with; restart nothing.
+
+    A member whose certificate has ended is alone: restarted before the others have new files, it would wait for them
+    for ever. Members read these files for each new connection (etcd's documentation, Transport security model), so that
+    they have their quorum again without a restart as soon as most machines have new ones. Raises MachineProblem.
+    """
+    _check_control_plane()
+    # It is refused after a restore has stopped this machine.
+    static_pods.heal(ledger.load(), check=True)
+    report = Report()
+    due = _due(all_of_them=False)
+    if _PEER in due and due[_PEER].not_after < time.time() + _SOON_S:
+        _check_authorities(due)
+        _add(report, due)
+        if not check:
+            _run_kubeadm()
+    return report
+
+
+def _check_control_plane() -> None:
+    if not os.path.exists(f"{_PKI}/ca.crt") or not os.path.exists(kubeconfig.ADMIN):
+        raise MachineProblem("this machine is no control plane", "one that kubeadm made", "select control planes")
+
+
+def _add(report: Report, due: Mapping[str, Certificate]) -> None:
+    for name, found in due.items():
+        report.add(f"renew {name}", Difference("certificates", {name: shown(found.not_after)}, {name: "renewed"}))
 
 
 def shown(seconds: int) -> str:
@@ -113,6 +149,32 @@ def _check_authorities(due: Mapping[str, Certificate]) -> None:
                 "the keys of all authorities",
                 "renew the certificates where that key is kept",
             )
+
+
+def _check_quorum(due: Mapping[str, Certificate]) -> None:
+    """Raise MachineProblem before a restart of etcd that would stop a cluster in which other members do not work.
+
+    Not where a certificate ends soon: the cluster is away for some seconds then, as with a single control plane.
+    """
+    if any(each.not_after < time.time() + SOON_DAYS * 86400 for each in due.values()):
+        return
+    try:
+        voters = [each for each in etcd.members() if each.votes]
+        working = etcd.healthy(voters) if len(voters) > 1 else set()
+    except MachineProblem:
+        working = set()
+    if not working:
+        # Without a quorum there is none to lose. Beside an alarm, such as for a full disk, etcdctl calls all unhealthy.
+        return
+    down = [str(each) for each in voters if each.id not in working]
+    if down and len(working) - 1 < etcd.quorum(len(voters)):
+        raise MachineProblem(
+            f"etcd does not work on {', '.join(down)}: while it is restarted on this machine, {len(working) - 1} of "
+            f"{len(voters)} members would work",
+            f"at least {etcd.quorum(len(voters))}: with fewer the cluster stops",
+            "start those machines, or `gpunodes remove --dead` one that is gone; a certificate that ends within "
+            f"{SOON_DAYS} days is renewed in any case",
+        )
 
 
 def _run_kubeadm() -> None:

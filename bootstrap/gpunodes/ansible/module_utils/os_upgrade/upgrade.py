@@ -9,7 +9,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import platform
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,10 +57,7 @@ def look(lists: str = "present") -> Pending:
     """
     _apt_only()
     if lists == "private":
-        with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
-            os.chmod(folder, 0o755)  # noqa: S103 - apt reads it as another user, and it has no secret
-            os.mkdir(f"{folder}/partial")
-            options = (f"-oDir::State::Lists={folder}/", "-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache=")
+        with packages.other_lists() as options:
             _must("apt-get update", apt(*options, "update"))
             return _pending(*options)
     if lists == "refreshed":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -51,10 +50,7 @@ def pending(specs: Mapping[str, Spec]) -> tuple[Kept, list[str]]:
     if run(["dpkg", "--audit"]).out.strip():
         # Until then apt cannot tell what an installation would do.
         return Kept({}, {}), ["finish an interrupted package installation"]
-    with tempfile.TemporaryDirectory(prefix="gpunodes-") as folder:
-        os.chmod(folder, 0o755)  # noqa: S103 - apt reads it as another user, and it has no secret
-        os.mkdir(f"{folder}/partial")
-        options = (f"-oDir::State::Lists={folder}/", "-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache=")
+    with packages.other_lists() as options:
         _must("apt-get update", apt(*options, "update"))
         found = _replacement(specs, manager, options)
     changes: list[str] = []

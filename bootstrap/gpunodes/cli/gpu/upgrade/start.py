@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunodes.cli import common, complete, options, rollout_options, terminal
-from gpunodes.errors import WrongInput
+from gpunodes.errors import Interrupted, WrongInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,14 +47,16 @@ def command(
     """Replace the driver of GPU nodes, one node after the other.
 
     MACHINES are names, addresses, groups or patterns of the inventory. Pods that use GPUs leave, the driver is replaced
-    and its GPUs are verified. If that fails, the old driver is put back, and the roll-out stops. Put the driver into
-    gpunodes_driver_branch, too: the next `gpunodes up` compares with it.
+    and its GPUs are verified. If that fails, the old driver is put back, and the roll-out stops. Machines that are off,
+    or do not respond, are skipped and named. Put the driver into gpunodes_driver_branch, too: the next `gpunodes up`
+    compares with it.
 
     Exit code 3 when it did not end well on all machines: `gpunodes rollout resume` continues.
     """
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import checked
     from gpunodes.operations.rolling import commands, upgrades
+    from gpunodes.planner import gpu
     from gpunodes.rollout.record import RolloutOutcome
     from gpunodes.rollout.result import MachineRollout, RolloutResult
 
@@ -64,16 +66,21 @@ def command(
     chosen = rollout_options.select(inventory, machines, rollout_flags)
     wanted = rollout_options.request(rollout_flags, fleet.settings())
     # Before a machine is switched on: it refuses a driver that cannot be requested.
-    work = upgrades.DriverUpgrade(inventory, driver, reboot=reboot == "if-needed")
+    gpu.check(gpu.RequestedSoftware("", driver))
     rollout_options.wake(fleet, chosen, rollout_flags, report, lambda: _check(inventory, chosen, driver))
-    plan, on, off = _plan(inventory, chosen, driver)
+    plan, left = _plan(inventory, chosen, driver)
     names = {each.name for each in plan.machines if each.upgrade and each.upgrade.needed}
+    work = upgrades.DriverUpgrade(inventory, driver, reboot=reboot == "if-needed", plan=plan)
     if not names:
-        results = [MachineRollout(each.name, RolloutOutcome.UNCHANGED, "it has this driver") for each in on]
-        results += [MachineRollout(name, RolloutOutcome.SKIPPED, why) for name, why in off.items()]
+        results = [
+            MachineRollout(each.name, RolloutOutcome.UNCHANGED, "it has this driver")
+            for each in chosen
+            if each.name not in left
+        ]
+        results += [MachineRollout(name, RolloutOutcome.SKIPPED, why) for name, why in left.items()]
         return rollout_options.show(RolloutResult("", work.name, results), as_json=as_json)
-    # Those that are off are results of the roll-out: it skips them.
-    chosen = [machine for machine in chosen if machine.name in names or machine.name in off]
+    # Those that are off or silent are results of the roll-out: it skips them.
+    chosen = [machine for machine in chosen if machine.name in names or machine.name in left]
     terminal.confirm(f"{len(names)} nodes get another driver", yes=rollout_flags.yes)
     done = commands.roll_out(fleet, chosen, work, wanted, report, "gpu upgrade")
     return rollout_options.show(done, as_json=as_json)
@@ -87,12 +94,10 @@ def _check(inventory: Inventory, chosen: Sequence[Machine], driver: str) -> None
         _plan(inventory, chosen, driver)
 
 
-def _plan(
-    inventory: Inventory, chosen: Sequence[Machine], driver: str
-) -> tuple[Upgrades, list[Machine], dict[str, str]]:
-    """The plan of the machines that are on, these, and why each other one is left out.
+def _plan(inventory: Inventory, chosen: Sequence[Machine], driver: str) -> tuple[Upgrades, dict[str, str]]:
+    """The plan of the machines that are on, and why those that are off or do not respond are skipped.
 
-    Raises WrongInput, after it was shown, if something is in the way.
+    Raises WrongInput, after it was shown, if something is in the way of the others.
     """
     from gpunodes.operations import gpu_upgrade_plan, switched_off
     from gpunodes.views import gpu_upgrade as view_of
@@ -104,11 +109,13 @@ def _plan(
         plan = gpu_upgrade_plan.run(inventory, on, view, {"gpunodes_driver_branch": driver})
     finally:
         view.close()
-    terminal.line(view_of.plan(plan), err=True)
-    if int(plan.exit_code):
+    terminal.report(view_of.plan(plan), err=True)
+    if plan.interrupted:
+        raise Interrupted
+    if not plan.possible:
         raise WrongInput(
             "the upgrade is not possible on all of these machines",
             "machines that can get this driver",
             "see the plan above; leave the others out",
         )
-    return plan, on, off
+    return plan, {**off, **plan.silent}
