@@ -164,7 +164,7 @@ class Matcher:
     def _previous_node(self, machine: MachineIdentity, node: NodeIdentity) -> Match:
         """Match a node of the machine's host name if the machine itself left it, not another of the same name.
 
-        A machine can report the identity of another node's machine: what the inventory and the records know counts, too.
+        A machine can report the identity of another one: what the inventory and the records know counts, too.
         """
         equal, different = _compared(machine, node)
         if "UUID" in different or not equal:

@@ -37,8 +37,8 @@ def remove(
     """Cordon, drain and delete a node; returns the report, empty if the node does not exist, and notes for the user.
 
     ``keep``: the node is drained and stays. ``control_plane``: it may be that of a control plane, whose member of etcd
-    has its own module. Unless the machine ``returns`` at once, the API refuses it from then on. No kubelet runs on a
-    worker that returns: raises MachineProblem, after a while, if the node stays ready, for it is another machine's then.
+    has its own module. Unless the machine ``returns`` at once, the API refuses it from then on. A worker that
+    returns has no kubelet: raises MachineProblem, after a while, if the node stays ready, and is another machine's.
 
     ``force`` deletes the remaining pods regardless of their disruption budgets. Pods of a node that is not ready always
     remain, because nothing confirms that they ended. Without ``force``, raises MachineProblem with their names.
