@@ -98,8 +98,8 @@ def with_proxy(operator: Operator) -> dict[str, str]:
     return {
         "gpunodes_data_directory": "/data",
         "gpunodes_http_proxy": f"http://operator:{PASSWORD}@{gateway(operator)}:{PORT}",
-        # The list of hosts without a proxy stays the same when the worker is reached by another name.
-        "gpunodes_no_proxy": ".test",
+        # The lists of hosts without a proxy stay the same when the worker is added, and reached by another name.
+        "gpunodes_no_proxy": f".test,worker-1,{gateway(operator).rpartition('.')[0]}.21",
     }
 
 
