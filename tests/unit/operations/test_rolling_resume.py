@@ -19,6 +19,7 @@ from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.errors import Held
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
+from gpunodes.operations import power
 from gpunodes.operations.machine_lock import MachineLock
 from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, stages, status, upgrades
 from gpunodes.operations.rolling.work import Target
@@ -543,6 +544,21 @@ def test_abandon_marks_a_node_that_is_not_healthy() -> None:
     assert "its kubelet is not ready" in node["metadata"]["annotations"]["gpunodes.dev/needs-repair"]
     assert not {name for name in node["metadata"]["annotations"] if "rollout" in name}
     assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("by_others", [False, True])
+def test_the_cordon_of_an_abandoned_roll_out_is_lifted_when_the_node_is_cleared(by_others: bool) -> None:
+    place = fleet(2)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    if by_others:
+        place.uncordon("w0")
+        place.cordon("w0")
+    place.api.nodes["w0"]["status"]["conditions"][0]["status"] = "False"
+    abandon.abandon(place, lambda *_: None)
+    place.api.nodes["w0"]["status"]["conditions"][0]["status"] = "True"
+    done = power.clear(place, place.all_machines()[0], without_cluster=False)
+    assert done.schedulable is not by_others
+    assert place.api.nodes["w0"]["metadata"]["annotations"] == {}
 
 
 def without_plugin(place: Fleet, name: str) -> dict[str, Any]:
