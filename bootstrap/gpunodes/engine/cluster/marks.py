@@ -156,7 +156,8 @@ def give_up(node: NodeObject, repair: str, reason: str) -> Patch:
     """Cordon, taint and label a node that gpunodes cannot repair."""
     patch = _with_taint(_merged(node, untaint(node)), NEEDS_REPAIR, _short(reason), "NoSchedule")
     annotations = {NEEDS_REPAIR: reason}
-    if not _is_cordoned(node):
+    # A roll-out that is abandoned leaves its cordon to this mark.
+    if not _is_cordoned(node) or (ROLLOUT_CORDON in _annotations(node) and not cordoned_again(node)):
         annotations |= {CORDONED_BY: repair, REASON: reason}
     patch["metadata"] = {"annotations": annotations, "labels": {NEEDS_REPAIR: _short(reason)}}
     patch["spec"]["unschedulable"] = True

@@ -52,7 +52,8 @@ class Choice:
         return policy.decide(candidates, list(state.nodes.values()), command.request.limits, command.now(), others)
 
     def _candidate(self, machine: Machine, state: ClusterState) -> RepairCandidate:
-        (node, why), past = self._node(machine.name, state), self.histories.get(machine.name, MachineHistory())
+        node, why = self._node(machine.name, state)
+        past = self._past(machine.name, node)
         verdict = self.scans[machine.name].verdict
         # A machine's control is not free: it reads the machine's settings.
         unreachable = verdict.state is State.UNREACHABLE
@@ -69,6 +70,19 @@ class Choice:
             unmatched=why or self._is_server(machine, node),
             off=state.off[machine.name].described if machine.name in state.off else "",
         )
+
+    def _past(self, name: str, node: Node | None) -> MachineHistory:
+        """The machine's history of this user; nothing if that says that it was given up, and its node has no such mark.
+
+        Then another user cleared it, or it was made again.
+        """
+        past = self.histories.get(name, MachineHistory())
+        if not self.command.cluster or node is None or node.needs_repair or not past.needs_repair:
+            return past
+        if not self.command.request.dry_run:
+            why = "its node is not marked as needing repair any more"
+            history.note(name, self.command.fleet.cluster_name, history.EntryKind.CLEARED, "cleared", "", why)
+        return MachineHistory()
 
     def _is_server(self, machine: Machine, node: Node | None) -> str:
         """Why a node may not be repaired that is a control plane, "" if it may.
