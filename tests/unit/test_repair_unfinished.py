@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import history, records
+from gpunodes.engine.cluster.client import Cluster
 from gpunodes.operations.repair import commands
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair import record as recording
@@ -146,6 +147,37 @@ def test_a_node_that_a_user_uncordoned_is_left_to_its_pods(
     assert "gpunodes.dev/cordoned-by" not in node["metadata"]["annotations"]
     assert place.api.leases == {}
     assert records.read("test") == {}
+
+
+@pytest.mark.parametrize("by_others", [False, True], ids=["own cordon", "a cordon of others"])
+@pytest.mark.parametrize("tainted_by", ["20260101T000000Z-W1-abc", "another"])
+def test_a_repair_that_is_dropped_leaves_no_taint(tainted_by: str, by_others: bool) -> None:
+    """It was killed while it reset GPUs, and a user uncordoned the node: the taint would keep all pods away."""
+    place, own = fleet(5), "20260101T000000Z-W1-abc"
+    place.cordon("w1", "" if by_others else own)
+    record = RepairRecord(own, "w1", "test", time.time(), "sick", "reset_gpu", node="w1", step="gpu-reset")
+    records.write(record.to(Stage.ESCALATE, own_cordon=not by_others, named=by_others))
+    Cluster(place.session()).taint_temporarily("w1", tainted_by)
+    place.api.nodes["w1"]["spec"]["taints"].append({"key": "theirs", "effect": "NoSchedule"})
+    place.uncordon("w1")
+    resume(place)
+    node = place.api.nodes["w1"]
+    kept = [] if tainted_by == own else ["gpunodes.dev/repair"]
+    assert sorted(each["key"] for each in node["spec"]["taints"]) == [*kept, "theirs"]
+    assert node["metadata"]["annotations"] == {}
+    assert records.read("test") == {}
+
+
+def test_the_taint_of_a_repair_stays_while_another_command_is_at_work() -> None:
+    place = fleet(5)
+    place.cordon("w1", "r1")
+    record = RepairRecord("r1", "w1", "test", time.time(), "sick", "reset_gpu", node="w1", step="gpu-reset")
+    records.write(record.to(Stage.ESCALATE, own_cordon=True))
+    Cluster(place.session()).taint_temporarily("w1", "r1")
+    place.uncordon("w1")
+    with records.claimed("w1", "test"):
+        resume(place)
+    assert [each["key"] for each in place.api.nodes["w1"]["spec"]["taints"]] == ["gpunodes.dev/repair"]
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -146,10 +146,13 @@ def uncordon(node: NodeObject, repair: str, now: float) -> Patch:
 
 
 def forget(node: NodeObject, repair: str) -> Patch | None:
-    """Remove the annotations of a repair that was dropped, if its cordon is gone; None if there is nothing to do."""
-    if cordon_lifted(node) != repair:
-        return None
-    return {"metadata": {"annotations": {CORDONED_BY: None, REASON: None}}}
+    """Remove the taint of a repair that was dropped, and its annotations if its cordon is gone; None for neither."""
+    taints = (node.get("spec") or {}).get("taints") or ()
+    own = any((taint["key"], taint.get("value")) == (TEMPORARY_TAINT, _short(repair)) for taint in taints)
+    patch: Patch = untaint(node) if own else {}
+    if cordon_lifted(node) == repair:
+        patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}}
+    return patch or None
 
 
 def give_up(node: NodeObject, repair: str, reason: str) -> Patch:

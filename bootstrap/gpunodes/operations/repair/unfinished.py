@@ -88,8 +88,8 @@ def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
     history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
     with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
         records.remove(record)
-    if command.cluster:
-        with contextlib.suppress(GpunodesError):
+        if command.cluster:
+            # Not while another command of this user goes on with it, and may reset GPUs.
             command.cluster.forget(record.node, record.id)
     if command.leases:
         # Another command may hold it by now, and keeps it.
