@@ -62,9 +62,13 @@ def repair_all(choice: Choice, names: Sequence[str]) -> None:
     """Decide and start repairs, until no machine waits for a repair of this command."""
     repairs = choice.repairs
     waiting, decisions = list(names), list[MachineDecision]()
+    # Resumed repairs that have ended took their time, too.
+    waited = bool(repairs.results)
     while waiting or repairs.busy():
         outdated, before = False, len(waiting)
         try:
+            if waited:
+                choice.scan_again(waiting)
             decisions = _decide_and_start(choice, waiting) if waiting else []
         except Lost:
             outdated = True  # another command has decided in the meantime: decide again
@@ -74,6 +78,7 @@ def repair_all(choice: Choice, names: Sequence[str]) -> None:
                 raise
             decisions = _undecided(repairs, waiting, problem)
         waiting = [name for name in waiting if name not in repairs.results and name not in repairs.busy()]
+        waited = True
         if outdated:
             continue
         if repairs.busy():
