@@ -31,12 +31,18 @@ class Unfinished:
 
 
 def find(command: RepairCommand, names: Collection[str] | None = None) -> Unfinished:
-    """The unfinished repairs of the machines with these names, by default of all; those not to resume are dropped."""
+    """The unfinished repairs of the machines with these names, by default of all; those not to resume are dropped.
+
+    A plan drops none, and has none of those that another command works on: it is refused as any machine under repair.
+    """
     found = records.read(command.fleet.cluster_name)
     mismatched: dict[str, str] = {}
     if command.leases and command.cluster:
         locks = command.leases.observe()
         _add_from_locks(command, found, locks)
+        if command.request.dry_run:
+            live = {seen.name for seen in locks if seen.live}
+            found = {name: record for name, record in found.items() if lock_name(record.node) not in live}
         nodes = command.cluster.nodes()
         _drop_outdated(command, found, nodes)
         matches = _matches(command, found, nodes)
@@ -73,6 +79,8 @@ def _drop_outdated(command: RepairCommand, found: Records, nodes: Sequence[Node]
         if record.node and (why := resume.outdated(record, by_name.get(record.node))):
             del found[name]
             command.report(name, f"its repair {record.id} is not resumed: {why}")
+            if command.request.dry_run:
+                continue
             try:
                 _drop(command, record, why)
             except Exception as problem:
