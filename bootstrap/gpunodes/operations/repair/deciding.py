@@ -12,6 +12,7 @@ from gpunodes.health.model import State
 from gpunodes.model import Machine, Role
 from gpunodes.operations import cluster_state
 from gpunodes.operations.cluster_state import ClusterState
+from gpunodes.operations.repair import scanning
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair import policy
@@ -21,7 +22,7 @@ from gpunodes.repair.policy import MachineDecision, Node, RepairCandidate
 class Choice:
     """Decides on machines, by their scans, the cluster, the history and the repairs of this command."""
 
-    def __init__(self, command: RepairCommand, repairs: Repairs, scans: Mapping[str, MachineScan]) -> None:
+    def __init__(self, command: RepairCommand, repairs: Repairs, scans: dict[str, MachineScan]) -> None:
         self.command = command
         self.repairs = repairs
         self.scans = scans
@@ -50,6 +51,10 @@ class Choice:
                 with contextlib.suppress(Exception):
                     others.append(self._candidate(machine, state))
         return policy.decide(candidates, list(state.nodes.values()), command.request.limits, command.now(), others)
+
+    def scan_again(self, names: Sequence[str]) -> None:
+        """Scan machines again that waited for their repair."""
+        self.scans |= scanning.scan_again(self.command, [self.command.machines[name] for name in names], self.scans)
 
     def _candidate(self, machine: Machine, state: ClusterState) -> RepairCandidate:
         node, why = self._node(machine.name, state)

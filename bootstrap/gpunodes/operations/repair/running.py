@@ -97,7 +97,7 @@ class Repairs:
 
         control = command.fleet.machine_control(machine, named=record.named, report=report)
         with contextlib.ExitStack() as opened:
-            record, lock = opened.enter_context(claimed(command, machine, record, confirm))
+            record, lock = opened.enter_context(claimed(command, machine, control, record, confirm))
             claim = opened.pop_all()
         if record.stage is Stage.LOCK:
             record = record.to(Stage.COLLECT)
