@@ -53,7 +53,7 @@ class Choice:
         return policy.decide(candidates, list(state.nodes.values()), command.request.limits, command.now(), others)
 
     def scan_again(self, names: Sequence[str]) -> None:
-        """Scan machines again that waited for their repair."""
+        """Scan machines again that waited for their repair; their repairs use the new scans, too."""
         self.scans |= scanning.scan_again(self.command, [self.command.machines[name] for name in names], self.scans)
 
     def _candidate(self, machine: Machine, state: ClusterState) -> RepairCandidate:
