@@ -142,7 +142,7 @@ class Repairs:
         try:
             record = future.result()
         except Exception as problem:
-            why = f"{sentence(problem)}; `gpunodes repair --resume` resumes it"
+            why = f"{sentence(problem)}; run the command again, or `gpunodes repair --resume`, to continue"
             self._command.report(submitted.machine, why)
             if self._command.leases and submitted.node:
                 self._command.leases.release_unfinished(submitted.node)
