@@ -31,6 +31,16 @@ def outdated(record: RepairRecord, node: Node | None) -> str:
     return "its node was uncordoned in the meantime" if lifted else ""
 
 
+def without_budget(record: RepairRecord, node: Node | None) -> str:
+    """Why a repair whose lock has ended must not continue, "" if it may: a cordon keeps its place in the budget."""
+    if record.stage not in _BEFORE or node is None or node.cordoned:
+        return ""
+    return (
+        "it had not cordoned its node yet, and other repairs may have used the budget; `gpunodes health --reboot-hung` "
+        f"or `gpunodes repair {record.machine}` decides on it again"
+    )
+
+
 def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:
     """Why a machine must not be repaired, "" if it may be; the node was read after it was locked."""
     if record.stage not in _CHANGING:
