@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,6 @@ from gpunodes.engine import history, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
-from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.request import RepairRequest
 
@@ -29,20 +27,9 @@ def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch, tmp_path)
 
 
-class Killed(BaseException):
-    """kill -9."""
-
-
 def left_unfinished(place: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The repair of w1 was killed after its drain; the machine has recovered since."""
-
-    def dies(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(repair_fleet.StandInControl, "boot", dies)
-        patch.setattr(Repairs, "interrupt", lambda _: None)
-        repair_fleet.run(place)
+    repair_fleet.kill(place, monkeypatch, "boot")
     bury(place)
     place.machines["w1"].sick = False
 

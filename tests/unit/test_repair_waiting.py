@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from gpunodes.engine import records
 from gpunodes.engine.scans import MachineScan
 from gpunodes.model import Machine
-from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, Stage
 from gpunodes.repair.result import MachineRepair
@@ -23,10 +21,6 @@ from tests.repair_fleet import Fleet, bury, clean, fleet, hurry
 def quick(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's own state folder, and very short time limits."""
     hurry(monkeypatch, tmp_path)
-
-
-class Killed(BaseException):
-    """kill -9."""
 
 
 def run(place: Fleet, **request: Any) -> dict[str, MachineRepair]:
@@ -47,14 +41,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> N
 
 def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str, **request: Any) -> None:
     """Run a repair that dies in a method of the machine control; the holder of its Lease is dead."""
-
-    def dies(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(repair_fleet.StandInControl, method, dies)
-        patch.setattr(Repairs, "interrupt", lambda _: None)
-        run(place, **request)
+    repair_fleet.kill(place, monkeypatch, method, **request)
     bury(place)
 
 

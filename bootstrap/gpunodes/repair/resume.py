@@ -6,6 +6,7 @@ import dataclasses
 
 from gpunodes.health.model import Action
 from gpunodes.repair import escalation
+from gpunodes.repair.maintenance import kept_by
 from gpunodes.repair.policy import ROLLED_OUT, Node
 from gpunodes.repair.record import RepairRecord, Stage
 
@@ -49,8 +50,8 @@ def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:
         return f"the node {record.node} no longer exists"
     if node.rollout:
         return ROLLED_OUT
-    if node.maintenance and node.maintenance.holds(now):
-        return f"it is in maintenance: {node.maintenance.described()}"
+    if why := kept_by(node.maintenance, now):
+        return why
     if node.cordoned_by_others and not record.named:
         return f"a user or another program cordoned it; `gpunodes repair {record.machine}` repairs it anyway"
     return ""

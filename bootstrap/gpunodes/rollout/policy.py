@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpunodes.repair import policy
+from gpunodes.repair.maintenance import kept_by
 from gpunodes.repair.policy import CONTROL_PLANE_POOL, Node, pool_name
 from gpunodes.rollout.options import RolloutOptions
 
@@ -137,8 +138,7 @@ def forbidden(node: Node | None, rollout: str, now: float) -> str:
 
 def in_maintenance(node: Node | None, now: float) -> str:
     """The maintenance that a node is in, "" if it is in none; also one that a roll-out began with waits for its end."""
-    found = node.maintenance if node else None
-    return f"it is in maintenance: {found.described()}" if found and found.holds(now) else ""
+    return kept_by(node.maintenance, now) if node else ""
 
 
 def _skipped(each: RolloutCandidate, now: float) -> str:

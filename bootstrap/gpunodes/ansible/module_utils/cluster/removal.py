@@ -125,9 +125,8 @@ def _silent(client: Client, node: Mapping[str, Any]) -> Mapping[str, Any]:
                 f"check which machine it is (`kubectl describe node {name}`); if it is no other, delete that node",
             )
         time.sleep(_POLL_S)
-        found = client.find(f"/api/v1/nodes/{name}")
-        if found is None or found["metadata"]["uid"] != node["metadata"]["uid"]:
-            raise MachineProblem(f"node {name} was replaced meanwhile", "the node that was chosen", "run it again")
+        found = client.get(f"/api/v1/nodes/{name}")
+        _check_same(found, {"uid": node["metadata"]["uid"]})
         node = found
     return node
 
