@@ -191,9 +191,9 @@ class MemoryStore:
     def delete_pod(self, path: str) -> None:
         self.proofs.pop(path, None)
 
-    def delete_node(self, name: str, boot_id: str) -> None:
-        found = self.objects.get(name)
-        if found and boot_id in ("", found["status"]["nodeInfo"]["bootID"]):
+    def delete_node(self, name: str, may_go: Callable[[SeenNode], bool]) -> None:
+        found = self.seen_node(name)
+        if found and may_go(found):
             del self.objects[name]
 
     def event(self, node: str, reason: str, message: str, *, warning: bool) -> None:

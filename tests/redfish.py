@@ -37,10 +37,11 @@ def held() -> None:
 
 
 class _Bmc(BaseHTTPRequestHandler):
-    """``manner``: ``refuses`` rejects every reset; ``hangs-up`` closes the connection on a reset; ``lies`` accepts it
-    and still reports the earlier ``state``; ``obeys`` changes the state; ``drips`` sends a response body forever, byte
-    by byte; ``drips-headers`` the same with headers; ``hangs`` obeys, but its system does not end when asked to;
-    ``relapses`` hangs, and reports once that it is off when its power is switched off, but never again.
+    """``manner``: ``refuses`` rejects every reset; ``hangs-up`` closes the connection on a reset; ``loses`` obeys, and
+    its response is lost; ``lies`` accepts it and still reports the earlier ``state``; ``obeys`` changes the state;
+    ``drips`` sends a response body forever, byte by byte; ``drips-headers`` the same with headers; ``hangs`` obeys, but
+    its system does not end when asked to; ``relapses`` hangs, and reports once that it is off when its power is
+    switched off, but never again.
 
     ``odd`` has raw responses by path: status, headers and body. ``hardware`` has the identities that it reports of its
     machine: ``UUID``, ``SerialNumber``, and ``macs``. ``orders`` and ``resets`` record the paths and types of resets.
@@ -85,12 +86,12 @@ class _Bmc(BaseHTTPRequestHandler):
             self.orders.append(self.path)
             reset = json.loads(body)["ResetType"]
             self.resets.append(reset)
-            obeys = self.manner == "obeys" or reset != "GracefulShutdown"
-            if obeys and self.manner in {"obeys", "hangs", "relapses"}:
+            obeys = self.manner in {"obeys", "loses"} or reset != "GracefulShutdown"
+            if obeys and self.manner in {"obeys", "loses", "hangs", "relapses"}:
                 type(self).state = "Off" if reset in {"ForceOff", "GracefulShutdown"} else "On"
         if self.manner == "refuses":
             self.answer(500, {"error": {"code": "Base.1.0.GeneralError", "message": "the fuse is blown"}})
-        elif self.manner == "hangs-up" and self.path == RESET:
+        elif self.manner in {"hangs-up", "loses"} and self.path == RESET:
             self.close_connection = True
         else:
             self.answer(200, {})

@@ -30,6 +30,7 @@ from gpunodes.health.model import Action, Finding, State, Verdict
 from gpunodes.model import Machine as Entry
 from gpunodes.model import Role
 from gpunodes.operations.repair import commands, tools
+from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.policy import RepairLimits
 from gpunodes.repair.record import RepairOutcome
@@ -417,6 +418,22 @@ def run(place: Fleet, **request: Any) -> RepairResult:
     """Repair the machines of a fleet; ``request`` are fields of the request."""
     made = RepairRequest("health", request.pop("limits", RepairLimits()), **request)
     return commands.run(place, place.all_machines(), made, lambda *_: None)
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str, **request: Any) -> None:
+    """Run a repair that dies in a method of the machine control; its Lease stays."""
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(StandInControl, method, dies)
+        patch.setattr(Repairs, "interrupt", lambda _: None)
+        run(place, **request)
 
 
 def resume(place: Fleet) -> RepairResult:

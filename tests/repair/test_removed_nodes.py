@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import datetime
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from gpunodes.ansible.module_utils import kube_api, kubeconfig, process
-from gpunodes.ansible.module_utils.cluster import removed_nodes, tokens
+from gpunodes.ansible.module_utils.cluster import removal, removed_nodes, tokens
 from gpunodes.ansible.module_utils.cluster.removal import remove
 from gpunodes.ansible.module_utils.kube_api import ApiError, Client
+from gpunodes.ansible.module_utils.problem import MachineProblem
 
 from . import apiserver, kwok
 from .apiserver import ApiServer
@@ -79,6 +81,13 @@ def until_admitted(client: Client, name: str) -> None:
         time.sleep(0.2)
 
 
+def ready(client: Client, node: dict[str, Any], status: str) -> None:
+    """What the kubelet, or the node lifecycle controller without it, reports."""
+    conditions = [{"type": "Ready", "status": status, "reason": "Test", "message": "for the test"}]
+    path = f"{NODES}/{node['metadata']['name']}/status"
+    client.call("PATCH", path, {"status": {"conditions": conditions}}, None, kube_api.MERGE)
+
+
 def removed(name: str, *, control_plane: bool = False, returns: bool = False) -> list[str]:
     _, notes = remove(name, 5, force=True, check=False, control_plane=control_plane, returns=returns)
     return notes
@@ -117,6 +126,24 @@ def test_the_old_node_of_a_machine_that_joins_again_is_not_refused(admin: Client
     admin.call("POST", NODES, kwok.node("n-3", {}))
     assert removed("n-3", returns=True) == []
     assert as_node(admin, "n-3") == ""
+
+
+def test_a_node_whose_kubelet_works_is_not_the_old_one_of_a_machine_that_joins(
+    admin: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may report the identity of another one; a node also stays ready shortly after its kubelet ended."""
+    made = admin.call("POST", NODES, kwok.node("n-5", {}))
+    ready(admin, made, "True")
+    monkeypatch.setattr(removal, "_SILENT_S", 0.5)
+    monkeypatch.setattr(removal, "_POLL_S", 0.1)
+    with pytest.raises(MachineProblem, match="node n-5 stays ready: a kubelet runs on its machine"):
+        removed("n-5", returns=True)
+    assert not admin.get(f"{NODES}/n-5")["spec"].get("unschedulable")
+    later = threading.Timer(0.3, ready, (admin, made, "Unknown"))
+    later.start()
+    assert removed("n-5", returns=True) == []
+    later.join()
+    assert admin.find(f"{NODES}/n-5") is None
 
 
 def test_a_removal_that_was_interrupted_goes_on(admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:

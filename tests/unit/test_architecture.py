@@ -58,10 +58,14 @@ HASHED = {"lab/standin/packages.py"}
 """Part of the key of the lab's caches: a line of comment there would rebuild the stand-in packages."""
 SHARED = tuple(
     f"gpunodes.ansible.module_utils.{name}"
-    for name in ("problem", "host.spec", "packages", "facts", "probe.known", "proxies", "devices", "nesting")
+    for name in (
+        *("problem", "host.spec", "packages", "facts", "probe.known"),
+        *("proxies", "devices", "nesting", "certificates"),
+    )
 )
 """The value of a problem, the types of a desired state, placeholders of package sources, limits of the probe, what the
-exceptions from proxies mean, the names of GPUs as resources of nodes, and how deeply a document may be nested."""
+exceptions from proxies mean, the names of GPUs as resources of nodes, how deeply a document may be nested, and when a
+certificate ends soon."""
 
 
 def name_of(path: Path) -> str:

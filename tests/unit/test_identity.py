@@ -32,6 +32,8 @@ REPORTS_ADDRESS = replace(OTHER_MACHINE, name="10.0.0.2", addresses=("10.0.0.2",
 """A machine that reports the address of another as its own."""
 BY_ADDRESS = MachineIdentity("10.0.0.1", ("10.0.0.1",))
 CONFIRMED = replace(IMPOSTOR, system_uuid=UUID)
+REPORTING_ALL = replace(GPU, name="10.0.0.5", addresses=("10.0.0.5", "10.0.0.1"), boot_id="b")
+"""A machine that reports all that another one's node reports, but for the boot id."""
 OWN_NODE = NodeIdentity("gpu-b", addresses=("10.0.0.5",), boot_id="boot-b")
 OTHER_NODE = NodeIdentity("gpu-b", addresses=("192.168.0.6",), boot_id="boot-b")
 
@@ -263,6 +265,15 @@ def test_unconfirmed_match_is_accepted_for_display() -> None:
         (machine(name="a", boot_id="b", system_uuid=OTHER), [node()], [], "belongs to another machine"),
         (machine(name="a", boot_id="b", system_uuid="", machine_id="new"), [node()], [], "belongs to another machine"),
         (machine(name="a", boot_id="b", addresses=("10.0.0.9",)), [node()], [], "has the address 10.0.0.1"),
+        # The inventory's names are no names of nodes.
+        (REPORTING_ALL, [node()], [BY_ADDRESS], "which the inventory assigns to 10.0.0.1"),
+        (REPORTING_ALL, [node(), OWN_NODE], [], "the node gpu-b has the machine's address 10.0.0.5"),
+        (
+            REPORTING_ALL,
+            [node()],
+            [replace(BY_ADDRESS, addresses=(), hostname="gpu-1")],
+            "10.0.0.1 has that host name, too",
+        ),
         (machine(boot_id="b", machine_id="new"), [node()], [], "gpu-1 by host name and UUID"),
         (machine(boot_id="b", system_uuid=PLACEHOLDERS[1]), [node()], [], "gpu-1 by host name and machine-id"),
         (machine(hostname="gpu-5", boot_id="b"), [node()], [], ""),

@@ -15,6 +15,7 @@ from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Role
+from gpunodes.operations import power
 from gpunodes.operations.repair import commands
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome
@@ -207,6 +208,41 @@ def test_the_loop_guard_stops_the_third_repair() -> None:
     assert node["spec"]["taints"][0]["key"] == "gpunodes.dev/needs-repair"
     assert place.api.events[-1]["reason"] == "NeedsRepair"
     assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_machine_that_another_user_cleared_is_repaired_again(
+    made_again: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer's own history says that it gave the machine up, and counts its repairs; only the node is shared."""
+    place = sick_again_after_two_repairs()
+    assert outcomes(run(place))["w1"] is RepairOutcome.NEEDS_REPAIR
+    assert "marked" in {each.machine: each.why for each in run(place).machines}["w1"]
+    (tmp_path / "ann").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path / "ann"))
+        if made_again:
+            boot = place.machines["w1"].boot_id
+            place.api.add_node("w1")
+            place.api.nodes["w1"]["status"]["nodeInfo"]["bootID"] = boot
+        else:
+            power.clear(place, place.all_machines()[1], without_cluster=False)
+    before = history.path().read_text()
+    plan = {each.machine: each for each in run(place, dry_run=True).machines}["w1"]
+    assert (plan.decision, history.path().read_text()) == (Decision.REPAIR, before)
+    assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED
+    assert [entry.kind for entry in history.read("w1")].count(history.EntryKind.CLEARED) == 1
+    assert history.summaries("test")["w1"].needs_repair == ""
+    time.sleep(1.1)  # a node remembers its repairs by the second
+    place.machines["w1"].sick = True
+    assert outcomes(run(place))["w1"] is RepairOutcome.REPAIRED, "the guard counts from then on"
+
+
+def test_without_a_cluster_the_history_alone_says_that_a_machine_was_given_up() -> None:
+    place = fleet(2, ["w1"], cures=frozenset())
+    assert outcomes(run(place, without_cluster=True))["w1"] is RepairOutcome.NEEDS_REPAIR
+    found = {each.machine: each for each in run(place, without_cluster=True).machines}["w1"]
+    assert (found.decision, "marked" in found.why) == (Decision.NEEDS_REPAIR, True)
 
 
 def test_the_loop_guard_counts_repairs_of_controllers_whose_clocks_are_behind(monkeypatch: pytest.MonkeyPatch) -> None:

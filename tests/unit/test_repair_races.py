@@ -24,7 +24,6 @@ from gpunodes.health.model import Action
 from gpunodes.model import Machine
 from gpunodes.operations import maintenance, power
 from gpunodes.operations.repair import commands, escalating
-from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.flow import StepOutcome
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
@@ -36,10 +35,6 @@ from tests import repair_fleet
 from tests.repair_fleet import LEASES, Fleet, fleet, hurry
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
-
-
-class Killed(BaseException):
-    """kill -9."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +57,7 @@ def entry(place: Fleet, name: str) -> Machine:
 
 def kill(place: Fleet, monkeypatch: pytest.MonkeyPatch, method: str, **request: Any) -> None:
     """Run a repair that dies in a method of the machine control, and let its Lease expire."""
-
-    def dies(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(repair_fleet.StandInControl, method, dies)
-        patch.setattr(Repairs, "interrupt", lambda _: None)
-        run(place, **request)
+    repair_fleet.kill(place, monkeypatch, method, **request)
     time.sleep(1.2)
 
 

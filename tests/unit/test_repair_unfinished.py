@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from gpunodes.engine import history, records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.leases.held import Leases
 from gpunodes.operations.repair import commands
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair import record as recording
@@ -102,8 +104,8 @@ def test_a_kill_at_every_stage_and_a_second_run(
         history.path().unlink(missing_ok=True)
     go_on(place)
     if place.machines["w1"].sick:
-        # No repair was started, or no record of it was stored.
-        assert at == 1
+        # No repair was started, or no record of it was stored, or it had not cordoned the node.
+        assert at <= STEPS.index("cordon") + 1
         run(place)
     assert place.machines["w1"].done == ["reboot"], "only once"
     clean(place)
@@ -148,6 +150,37 @@ def test_a_node_that_a_user_uncordoned_is_left_to_its_pods(
     assert records.read("test") == {}
 
 
+@pytest.mark.parametrize("by_others", [False, True], ids=["own cordon", "a cordon of others"])
+@pytest.mark.parametrize("tainted_by", ["20260101T000000Z-W1-abc", "another"])
+def test_a_repair_that_is_dropped_leaves_no_taint(tainted_by: str, by_others: bool) -> None:
+    """It was killed while it reset GPUs, and a user uncordoned the node: the taint would keep all pods away."""
+    place, own = fleet(5), "20260101T000000Z-W1-abc"
+    place.cordon("w1", "" if by_others else own)
+    record = RepairRecord(own, "w1", "test", time.time(), "sick", "reset_gpu", node="w1", step="gpu-reset")
+    records.write(record.to(Stage.ESCALATE, own_cordon=not by_others, named=by_others))
+    Cluster(place.session()).taint_temporarily("w1", tainted_by)
+    place.api.nodes["w1"]["spec"]["taints"].append({"key": "theirs", "effect": "NoSchedule"})
+    place.uncordon("w1")
+    resume(place)
+    node = place.api.nodes["w1"]
+    kept = [] if tainted_by == own else ["gpunodes.dev/repair"]
+    assert sorted(each["key"] for each in node["spec"]["taints"]) == [*kept, "theirs"]
+    assert node["metadata"]["annotations"] == {}
+    assert records.read("test") == {}
+
+
+def test_the_taint_of_a_repair_stays_while_another_command_is_at_work() -> None:
+    place = fleet(5)
+    place.cordon("w1", "r1")
+    record = RepairRecord("r1", "w1", "test", time.time(), "sick", "reset_gpu", node="w1", step="gpu-reset")
+    records.write(record.to(Stage.ESCALATE, own_cordon=True))
+    Cluster(place.session()).taint_temporarily("w1", "r1")
+    place.uncordon("w1")
+    with records.claimed("w1", "test"):
+        resume(place)
+    assert [each["key"] for each in place.api.nodes["w1"]["spec"]["taints"]] == ["gpunodes.dev/repair"]
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("sick", [False, True])
 def test_a_cordon_that_a_user_lifted_is_no_forgotten_repair(sick: bool, again: bool) -> None:
@@ -188,3 +221,43 @@ def test_a_record_is_restored_from_its_text() -> None:
     for text in ("", "[]", "{}", '{"stage": "dance"}'):
         with pytest.raises(ValueError, match=r".*"):
             recording.parse(text)
+
+
+@pytest.mark.parametrize("go_on", [resume, run])
+@pytest.mark.parametrize("lost_laptop", [False, True])
+def test_a_repair_that_had_not_cordoned_yet_does_not_pass_over_the_budget(
+    monkeypatch: pytest.MonkeyPatch, go_on: Callable[[Fleet], Any], lost_laptop: bool
+) -> None:
+    """Without a cordon and a live lock it uses no budget: another controller repairs another machine meanwhile."""
+    place = fleet(12, ["w1"])
+    place.api.add_pod("job", "w1")
+    assert killed(place, monkeypatch, 2, late=False) == ["collect", "cordon"]
+    if lost_laptop:
+        for record in records.read("test").values():
+            records.remove(record)
+    place.cordon("w2", "anns-repair")
+    other = Leases(Cluster(place.session()), "repair")
+    other.holder = "ann@desk/repair/another-boot/7/7/7"
+    other.take("w2", "")
+    go_on(place)
+    other.close()
+    assert place.machines["w1"].done == []
+    assert "job" in place.api.pods
+    assert not place.api.nodes["w1"]["spec"].get("unschedulable")
+    assert records.read("test") == {}
+    assert list(place.api.leases) == ["gpunodes-machine-w2"]
+
+
+def test_a_running_repair_that_has_not_cordoned_yet_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second command of the same user finds its record."""
+    place = fleet(5, ["w1"])
+    killed(place, monkeypatch, 2, late=False)
+    (before,) = records.read("test").values()
+    other = Leases(Cluster(place.session()), "repair")
+    other.holder = "ann@desk/repair/another-boot/7/7/7"
+    other.take("w1")
+    noted = history.read("w1")
+    resume(place)
+    assert records.read("test") == {"w1": before}
+    assert history.read("w1") == noted
+    other.close()

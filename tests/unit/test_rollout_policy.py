@@ -108,7 +108,9 @@ def test_a_node_given_back_counts_until_its_result_is_known() -> None:
 def test_a_node_that_others_use_is_left_alone(found: Node | None, why: str) -> None:
     assert why in policy.forbidden(found, "mine", NOW)
     assert policy.forbidden(Node("n"), "mine", NOW) == ""
-    assert policy.forbidden(Node("n", rollout="mine", cordoned=True, ready=False), "mine", NOW) == ""
+    own = Node("n", rollout="mine", cordoned=True, ready=False)
+    assert policy.forbidden(own, "mine", NOW) == ""
+    assert "disks" in policy.forbidden(dataclasses.replace(own, maintenance=Maintenance("disks")), "mine", NOW)
 
 
 @pytest.mark.parametrize(

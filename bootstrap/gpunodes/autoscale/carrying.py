@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -118,8 +119,10 @@ class Carrier(Memory):
         if state.phase is Phase.GIVING_UP and found is None:
             # Before it is switched off: then nothing shows any more why it did not register.
             last = decisions.unregistered(name, state, self._machines.kubelet(name), self._now())
-        boot_id = found.node.boot_id if found else ""
-        self._machines.switch_off(name, lambda: self._release(name), lambda: self._store.delete_node(name, boot_id))
+        machine, boot_id = self.plan.machines[name], found.node.boot_id if found else ""
+        # A machine that crashes again and again may have booted once more. Only a BMC shows that it is off for certain.
+        may_go = functools.partial(nodes.may_go, machine=machine, boot_id=boot_id, any_boot=not is_woken(machine))
+        self._machines.switch_off(name, lambda: self._release(name), lambda: self._store.delete_node(name, may_go))
         after = decisions.switched_off(last, self._now())
         self._end(name, state.phase, after)
         reason = "NeedsJoin" if last.needs_join else "SwitchedOff"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,19 @@ def is_own(found: SeenNode, machine: PlannedMachine) -> bool:
     """Whether a node with the name of a machine was joined for the plan, and its UUID and machine-id may be its own."""
     match = Matcher([found.node.identity]).match(machine.identity)
     return found.provider == PROVIDER + machine.name and not match.contradiction
+
+
+def may_go(found: SeenNode, machine: PlannedMachine, boot_id: str, *, any_boot: bool) -> bool:
+    """Whether a node is what a machine left that is off now; ``boot_id`` is its last known boot, "" for none.
+
+    ``any_boot``: the machine is off for certain, so a boot that began since has ended, too. Then the node's UUID or
+    machine-id must be the machine's: another machine of its name may have made it.
+    """
+    if boot_id in ("", found.node.boot_id):
+        return is_own(found, machine)
+    rebooted = dataclasses.replace(machine.identity, boot_id=boot_id, responded=True)
+    match = Matcher([found.node.identity]).match(rebooted)
+    return any_boot and is_own(found, machine) and not match.contradiction
 
 
 def _bounded(taints: Sequence[dict[str, str]]) -> list[dict[str, str]]:

@@ -128,10 +128,11 @@ class Store(Cluster):
         """Delete a pod; one that is gone is no error."""
         self._delete(path)
 
-    def delete_node(self, name: str, boot_id: str) -> None:
-        """Delete a node unless it is of another boot than ``boot_id``, "" for any; a node that is gone is no error."""
+    def delete_node(self, name: str, may_go: Callable[[SeenNode], bool]) -> None:
+        """Delete a node if it may go, as it is now; one that is gone is no error, one that cannot be read stays."""
         found = self._find(path(name))
-        if found is None or (boot_id and found["status"].get("nodeInfo", {}).get("bootID") != boot_id):
+        seen = nodes.seen(found, POOL_LABEL) if found is not None else None
+        if found is None or seen is None or not may_go(seen):
             return
         try:
             self._call("DELETE", path(name), {"preconditions": {"uid": found["metadata"]["uid"]}})

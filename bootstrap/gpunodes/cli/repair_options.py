@@ -133,8 +133,10 @@ def carry_out(
         terminal.check_confirmable(f"{request.command} of {', '.join(machine.name for machine in machines)}", yes=False)
         plan = commands.run(fleet, machines, dataclasses.replace(request, dry_run=True), report)
         terminal.report(views.summary(plan), err=True)
-        if names := [each.machine for each in plan.machines if each.decision == "repair"]:
+        names = [each.machine for each in plan.machines if each.decision in ("repair", "wait")]
+        if names:
             terminal.confirm(f"{', '.join(names)} will be repaired as planned", yes=False)
+        request = dataclasses.replace(request, confirmed=frozenset(names))
     result = commands.run(fleet, machines, request, report)
     if ended and not result.interrupted:
         ended(result)

@@ -35,7 +35,7 @@ class EntryKind(StrEnum):
     END = "end"
     """The outcome of a repair."""
     CLEARED = "cleared"
-    """A user allowed repairs again."""
+    """A user allowed repairs again, or a command found that its node is not marked any more."""
     BURN_IN = "burn-in"
     """The result of a burn-in."""
     ROLLOUT = "rollout"

@@ -5,6 +5,7 @@ Calls over SSH do not raise for errors on the machine; each call has a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -32,6 +33,7 @@ from gpunodes.repair.escalation import EscalationStep, VerifiedBy
 _BOOT_S = 15.0
 _STEP_S = 60.0
 """A login on a machine whose PID 1 is blocked takes 25 s (pam_systemd's time limit)."""
+_POLL_S = 1.0
 _COLLECT_S = 45.0
 _COLLECT_BYTES = 16 << 20
 _BOOT = ("cat", "/proc/sys/kernel/random/boot_id", "/proc/uptime")
@@ -243,24 +245,42 @@ class MachineControl:
         return kinds.connect(self.name, access) if access else None
 
     def reset(self, confirm: powers.Confirm) -> None:
-        """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem, and as ``confirm``."""
+        """Reset the machine by its BMC, or switch it on when it is off. Raises PowerProblem, and as ``confirm``.
+
+        A reset that was sent counts as ordered, also if its response is lost.
+        """
         bmc = self.own_power()
         if bmc.state() is powers.PowerState.OFF:
             powers.change(bmc, powers.Order.ON, confirm)
         else:
             confirm()
-            bmc.order(powers.Order.RESET)
+            try:
+                bmc.order(powers.Order.RESET)
+            except powers.Uncertain as problem:
+                # Another step now would interrupt the boot; whether it boots is seen on the machine.
+                self._report(f"{problem.problem.fact}: the reset was sent, and may have been carried out")
 
     def cold_cycle(self, confirm: powers.Confirm) -> None:
         """Switch the power off, wait, and switch it on; raises as ``reset``."""
         bmc = self.own_power()
-        powers.change(bmc, powers.Order.OFF, confirm)
+        try:
+            powers.change(bmc, powers.Order.OFF, confirm)
+        except powers.Uncertain as problem:
+            self._see_off(bmc, problem)
         time.sleep(self._cold_pause_s)
         try:
             powers.change(bmc, powers.Order.ON, confirm)
         except GpunodesError:
             self._report("it was switched off, and may still be off")
             raise
+
+    def _see_off(self, bmc: powers.Power, problem: powers.Uncertain) -> None:
+        """See that a machine goes off late, so that it can be switched on again; else raises ``problem``."""
+        with contextlib.suppress(powers.PowerProblem):
+            if powers.off_within(bmc, powers.CHANGE_S, _POLL_S):
+                return
+        self._report("the order to switch it off was sent: it may be off, or go off yet")
+        raise problem
 
     def own_power(self) -> powers.Power:
         """The BMC, after a check that it belongs to this machine; raises PowerProblem when it does not.

@@ -60,6 +60,9 @@ row   known facts                                                         result
  4    another machine of the inventory has its host name as its name      refused, with or without such a node
  5    a node has its host name; the UUIDs differ, or neither UUID nor     refused: it belongs to another machine
       machine-id is known to be equal, or the node has another address
+ 5a   a node has its host name, and rows 3a or 3b above apply, or         refused: it may report the identity of
+      another machine of the inventory has, or is recorded with, that     another machine
+      host name
  6    a node has its host name                                            that node: the machine's previous node
  7    none of these                                                       no node
 ====  ==================================================================  ==========================================
@@ -158,12 +161,18 @@ class Matcher:
         is_left = self.joining(machine).node is node and not any(self.match(each).node is node for each in others)
         return "" if is_left else f"the node {node.name}"
 
-    @staticmethod
-    def _previous_node(machine: MachineIdentity, node: NodeIdentity) -> Match:
-        """Match a node of the machine's host name if the machine itself left it, not another of the same name."""
+    def _previous_node(self, machine: MachineIdentity, node: NodeIdentity) -> Match:
+        """Match a node of the machine's host name if the machine itself left it, not another of the same name.
+
+        A machine can report the identity of another one: what the inventory and the records know counts, too.
+        """
         equal, different = _compared(machine, node)
         if "UUID" in different or not equal:
             return _refused(machine, node, "the node of that name belongs to another machine")
+        if why := self._address_conflict(machine, node):
+            return _refused(machine, node, why)
+        if other := self._other_owner(self._machines_by_hostname, node.name, machine):
+            return _refused(machine, node, f"the machine {other.name} has that host name, too")
         if node.addresses and not set(node.addresses) & set(machine.addresses):
             return _refused(machine, node, f"the node of that name has the address {node.addresses[0]}")
         return Match(node, f"host name and {equal[0]}")

@@ -11,13 +11,11 @@ from gpunodes.engine.events import cause
 from gpunodes.engine.history import EntryKind
 from gpunodes.errors import GpunodesError
 from gpunodes.model import PreflightFinding, Severity, TaskEnded, printable
+from gpunodes.operations.tracker import NCCL_TASK
 
 _REPORT = {"tool": str, "summary": str, "failed": str, "refused": str, "seconds": float}
 _NCCL = {"summary": str, "failed": str}
 _DETAIL = 1000
-
-
-_NCCL_TASK = "Test NCCL between the nodes"
 
 
 def note(
@@ -33,7 +31,7 @@ def note(
     """
     # One task tests NCCL for all machines; Ansible reports its result for an arbitrary one.
     nccl = next((each for each in answers.get("nccl", {}).values() if not shape.wrong(each, _NCCL)), None)
-    broken = next((cause(each) for each in failures.values() if each.task == _NCCL_TASK), "")
+    broken = next((cause(each) for each in failures.values() if each.task == NCCL_TASK), "")
     unnoted = []
     for name in machines:
         report = answers.get("burn_in", {}).get(name)

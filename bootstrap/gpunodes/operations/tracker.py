@@ -27,6 +27,9 @@ _ANSWERS = {
     "upgrade_facts": ("upgrade_facts",),
 }
 """The keys of a role's result that the command line reads. A machine may add other keys to any result."""
+NCCL_TASK = "Test NCCL between the nodes"
+_TASKS = {"nccl": NCCL_TASK}
+"""The task whose result a key is read from, where its value counts for other machines, too."""
 
 _CONTROLLER = "controller"
 """The role whose tasks check the controller."""
@@ -177,7 +180,7 @@ class Tracker:
     def _keep(self, event: TaskEnded) -> None:
         for key in _ANSWERS.get(event.phase, ()):
             value = event.result.get(key)
-            if value is not None:
+            if value is not None and _TASKS.get(key, event.task) == event.task:
                 self.answers.setdefault(key, {})[event.machine] = value
                 self.answered_at[event.machine] = time.time()
                 self.asked_at[event.machine] = time.time() - event.seconds

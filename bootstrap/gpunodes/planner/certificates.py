@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpunodes.ansible.module_utils.certificates import SOON_DAYS
 from gpunodes.ansible.module_utils.problem import Problem
 
-WARNING_DAYS = 30
-"""Days before its end from which a certificate is warned of: the kubelet renews its own ones earlier."""
 _DAY_S = 86400
 _REMEDIES = {
     "renew": "`gpunodes certs renew` renews it",
@@ -38,12 +37,12 @@ def ending(certificates: Sequence[Mapping[str, Any]], now: float) -> list[Proble
     for each in certificates:
         if each["not_after"] is None:
             found.append(Problem(f"{each['path']} cannot be read: {each['problem']}", "a certificate", "restore it"))
-        elif (left := days_left(each["not_after"], now)) < WARNING_DAYS:
+        elif (left := days_left(each["not_after"], now)) < SOON_DAYS:
             end = "ended" if each["not_after"] <= now else "ends"
             found.append(
                 Problem(
                     f"the certificate {each['name']} {end} {shown(each['not_after'])}",
-                    f"more than {WARNING_DAYS} days" if left >= 0 else "one that is valid",
+                    f"more than {SOON_DAYS} days" if left >= 0 else "one that is valid",
                     _REMEDIES[each["renewal"]],
                 )
             )

@@ -113,3 +113,8 @@ def _stamp(moment: float) -> str:
 
 def _shown(moment: float) -> str:
     return dt.datetime.fromtimestamp(moment, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def kept_by(found: Maintenance | None, now: float) -> str:
+    """Why a node must be left alone, "" without a maintenance that holds."""
+    return f"it is in maintenance: {found.described()}" if found and found.holds(now) else ""

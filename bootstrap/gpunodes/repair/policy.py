@@ -13,7 +13,7 @@ from enum import StrEnum
 from gpunodes.errors import WrongInput
 from gpunodes.health.model import Action, State, Verdict
 from gpunodes.identity.model import NodeIdentity
-from gpunodes.repair.maintenance import Maintenance
+from gpunodes.repair.maintenance import Maintenance, kept_by
 
 # The pools of nodes without a pool label; a label's value contains no space (RFC 1123), so none can have these names.
 CONTROL_PLANE_POOL = "control plane"
@@ -249,8 +249,7 @@ def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float
         {round(moment) for moment in (*each.repairs, *(each.node.repairs if each.node else ()))}, limits, now
     )
     requested = limits.by_hand or verdict.action in limits.actions
-    found = each.node.maintenance if each.node else None
-    maintenance = found.described() if found and found.holds(now) else ""
+    maintained = kept_by(each.node.maintenance, now) if each.node else ""
     cases = [
         (bool(each.off) and limits.by_hand, Decision.REFUSE, f"{each.off}; `gpunodes power {each.name} on` ends that"),
         (bool(each.off), Decision.NOTHING, each.off),
@@ -261,9 +260,9 @@ def _decide_by_own_state(each: RepairCandidate, limits: RepairLimits, now: float
             ROLLED_OUT,
         ),
         (
-            bool(maintenance) and (requested or is_unhealthy(verdict)),
+            bool(maintained) and (requested or is_unhealthy(verdict)),
             Decision.REFUSE,
-            f"it is in maintenance: {maintenance}; `gpunodes maintenance off {each.name}` ends it",
+            f"{maintained}; `gpunodes maintenance off {each.name}` ends it",
         ),
         (
             bool(given_up) and (requested or is_unhealthy(verdict)),

@@ -22,3 +22,9 @@ class RepairRequest:
     bug_report: bool = False
     without_cluster: bool = False
     dry_run: bool = False
+    confirmed: frozenset[str] | None = None
+    """The machines that the user was asked about: no other one is repaired. None: all may be."""
+
+    def allows(self, machine: str) -> bool:
+        """Whether the user allows the repair of a machine."""
+        return self.confirmed is None or machine in self.confirmed

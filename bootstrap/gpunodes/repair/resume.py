@@ -6,6 +6,7 @@ import dataclasses
 
 from gpunodes.health.model import Action
 from gpunodes.repair import escalation
+from gpunodes.repair.maintenance import kept_by
 from gpunodes.repair.policy import ROLLED_OUT, Node
 from gpunodes.repair.record import RepairRecord, Stage
 
@@ -31,6 +32,16 @@ def outdated(record: RepairRecord, node: Node | None) -> str:
     return "its node was uncordoned in the meantime" if lifted else ""
 
 
+def without_budget(record: RepairRecord, node: Node | None) -> str:
+    """Why a repair whose lock has ended must not continue, "" if it may: a cordon keeps its place in the budget."""
+    if record.stage not in _BEFORE or node is None or node.cordoned:
+        return ""
+    return (
+        "it had not cordoned its node yet, and other repairs may have used the budget; `gpunodes health --reboot-hung` "
+        f"or `gpunodes repair {record.machine}` decides on it again"
+    )
+
+
 def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:
     """Why a machine must not be repaired, "" if it may be; the node was read after it was locked."""
     if record.stage not in _CHANGING:
@@ -39,8 +50,8 @@ def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:
         return f"the node {record.node} no longer exists"
     if node.rollout:
         return ROLLED_OUT
-    if node.maintenance and node.maintenance.holds(now):
-        return f"it is in maintenance: {node.maintenance.described()}"
+    if why := kept_by(node.maintenance, now):
+        return why
     if node.cordoned_by_others and not record.named:
         return f"a user or another program cordoned it; `gpunodes repair {record.machine}` repairs it anyway"
     return ""

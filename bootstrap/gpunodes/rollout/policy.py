@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpunodes.repair import policy
+from gpunodes.repair.maintenance import kept_by
 from gpunodes.repair.policy import CONTROL_PLANE_POOL, Node, pool_name
 from gpunodes.rollout.options import RolloutOptions
 
@@ -87,10 +88,10 @@ def decide(
         first = is_control_plane(each)
         pool = CONTROL_PLANE_POOL if first else pool_name(node)
         others = unavailable.get(pool, set()) - {node.name}
-        if not node.ready:
+        if each.busy:
+            why = in_maintenance(node, now) or f"it is being worked on: {each.busy}"
+        elif not node.ready:
             why = "its node has not been ready for a short time"
-        elif each.busy:
-            why = f"it is being worked on: {each.busy}"
         elif control_plane_runs or (first and busy):
             why = "a control plane is never worked on at the same time as other machines"
         elif not first and control_planes:
@@ -117,13 +118,13 @@ def forbidden(node: Node | None, rollout: str, now: float) -> str:
     """Why a node must not be worked on, "" if it may be; read again after it was locked."""
     if node is None:
         return "its node no longer exists"
+    maintained = in_maintenance(node, now)
     if rollout and node.rollout == rollout:
-        return ""
-    maintenance = node.maintenance.described() if node.maintenance and node.maintenance.holds(now) else ""
+        return maintained
     # The first that applies.
     cases = (
         (node.rollout, f"the roll-out {node.rollout} left marks on its node; `gpunodes rollout abandon` removes them"),
-        (maintenance, f"it is in maintenance: {maintenance}"),
+        (maintained, maintained),
         (node.needs_repair, f"it is marked as needing repair ({node.needs_repair})"),
         (
             node.cordoned_by_repair,
@@ -133,6 +134,11 @@ def forbidden(node: Node | None, rollout: str, now: float) -> str:
         (not node.ready, f"its node is not ready; see `gpunodes health {node.name}`"),
     )
     return next((why for applies, why in cases if applies), "")
+
+
+def in_maintenance(node: Node | None, now: float) -> str:
+    """The maintenance that a node is in, "" if it is in none; also one that a roll-out began with waits for its end."""
+    return kept_by(node.maintenance, now) if node else ""
 
 
 def _skipped(each: RolloutCandidate, now: float) -> str:
@@ -156,7 +162,6 @@ def _pools(nodes: Sequence[Node], busy: Collection[str], now: float) -> tuple[di
     for node in nodes:
         pool = pool_name(node)
         sizes[pool] = sizes.get(pool, 0) + 1
-        maintained = node.maintenance is not None and node.maintenance.holds(now)
-        if not node.available or maintained or node.rollout or node.name in busy:
+        if not node.available or in_maintenance(node, now) or node.rollout or node.name in busy:
             unavailable.setdefault(pool, set()).add(node.name)
     return sizes, unavailable

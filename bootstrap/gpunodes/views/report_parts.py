@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunodes.ansible.module_utils.certificates import SOON_DAYS
 from gpunodes.health.model import State
-from gpunodes.planner import certificates as limits
 from gpunodes.views.health_map import LETTERS
 
 __all__ = ["LETTERS"]
@@ -135,7 +135,7 @@ def certificates(machines: Sequence[Row]) -> dict[str, Any]:
         by_name.setdefault(row["name"], []).append(row)
     firsts = [(min(same, key=_end), len(same)) for same in by_name.values()]
     ends = [{**first, "machines": number} for first, number in firsts if first["days"] is not None]
-    soon = [row for row in rows if row["days"] is None or row["days"] < limits.WARNING_DAYS]
+    soon = [row for row in rows if row["days"] is None or row["days"] < SOON_DAYS]
     return {
         "ends": sorted(ends, key=_end),
         "soon": sorted(soon, key=_end)[:MANY_CERTIFICATES],
@@ -237,7 +237,7 @@ def _tiles(document: Row, certificates: Row) -> Iterator[dict[str, str]]:
         yield _tile("Conflicts", counts["error"], f"and {counts['warning']} warnings", "conflicts", tone)
     if ends := certificates["ends"]:
         left = ends[0]["days"]
-        tone = "good" if left >= limits.WARNING_DAYS else "bad" if left < 0 else "warn"
+        tone = "good" if left >= SOON_DAYS else "bad" if left < 0 else "warn"
         yield _tile("First certificate ends", f"{left} days", ends[0]["name"], "certificates", tone)
     if document["history"] is not None:
         chart = days(document["history"]["repairs"])

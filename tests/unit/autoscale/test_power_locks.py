@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from gpunodes.autoscale import nodes
+from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.state import Phase
 from gpunodes.engine.cluster.errors import NoResponse, Refused
 
@@ -195,11 +196,11 @@ def test_a_machine_that_this_server_switched_off_is_not_called_a_user_s(
     """It went off, and the server did not see the end of it: the order is repeated, and the boot has failed."""
     delete_node, tries = site.store.delete_node, []
 
-    def away(name: str, boot_id: str) -> None:
+    def away(name: str, may_go: Callable[[SeenNode], bool]) -> None:
         tries.append(name)
         if len(tries) == 1:
             raise NoResponse("the API does not respond")
-        delete_node(name, boot_id)
+        delete_node(name, may_go)
 
     monkeypatch.setattr(site.store, "delete_node", away)
     site.server.increase("t4", 1)

@@ -204,6 +204,8 @@ class Api:
         self.pods = list(pods)
         self.calls: list[tuple[str, str]] = []
         self.jobs: list[Any] = []
+        self.mirrors: list[dict[str, Any]] = []
+        """Pods with the job's label that other nodes made."""
         self.log = "GPU 0: NVIDIA H100 (UUID: GPU-1)\n"
 
     def find(self, path: str) -> Any:
@@ -213,7 +215,8 @@ class Api:
         if path.endswith("/log"):
             return {"message": self.log}
         if "labelSelector" in query and "job-name" in query["labelSelector"]:
-            return {"items": [{"metadata": {"name": "p"}, "status": {"phase": "Succeeded"}}]}
+            ended = {"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": {"phase": "Succeeded"}}
+            return {"items": [*self.mirrors, ended]}
         spaces = {"lab", "kube-system"} if path == "/api/v1/pods" else {path.split("/")[4]}
         pods = [each for each in self.pods if each["metadata"]["namespace"] in spaces]
         return {"items": [] if path.endswith("/events") else pods}
@@ -252,6 +255,12 @@ def test_a_node_is_proven_by_a_job_that_gets_one_gpu(monkeypatch: pytest.MonkeyP
         ("pod", "ok", "a job that requested one GPU got GPU-1"),
     ]
     assert [call[0] for call in api.calls] == ["POST", "PATCH", "DELETE"]
+
+
+def test_a_mirror_pod_of_another_node_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(2)
+    api.mirrors = [{"metadata": {"name": "a"}, "spec": {"nodeName": "evil"}, "status": {"phase": "Failed"}}]
+    assert levels(monkeypatch, api)[1] == ("pod", "ok", "a job that requested one GPU got GPU-1")
 
 
 def test_the_devices_of_a_plugin_that_leaves_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

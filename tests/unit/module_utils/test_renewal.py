@@ -247,6 +247,20 @@ def test_new_certificates_are_renewed_only_by_force(machine: ControlPlane) -> No
     assert fresh(machine)
 
 
+def test_all_that_uses_renewed_files_is_restarted(machine: ControlPlane) -> None:
+    """kubeadm renews all of them, although one alone was due: the clock is three days ahead of its one day."""
+    renew(machine)
+    key = ["-newkey", "rsa:2048", "-nodes", "-keyout", str(machine.kubernetes / "pki/apiserver.key")]
+    old = str(machine.kubernetes / "pki/apiserver.crt")
+    subprocess.run(
+        ["openssl", "req", "-x509", *key, "-subj", "/CN=x", "-days", "1", "-out", old], check=True, capture_output=True
+    )
+    machine.log.clear()
+    assert {"renew apiserver.crt", *(f"restart {name}" for name in renewal.USES)} == set(renew(machine))
+    assert fresh(machine)
+    assert renew(machine) == []
+
+
 def test_a_kill_at_any_step_is_healed_by_the_next_run(machine: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every step that changes the machine: killed before it, then run again."""
     monkeypatch.setattr(static_pods, "_back", _unfinished(static_pods._back, machine))

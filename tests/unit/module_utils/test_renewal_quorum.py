@@ -28,7 +28,6 @@ from gpunodes.ansible.module_utils import (
 from gpunodes.ansible.module_utils.kubeadm import renewal, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
-from gpunodes.planner import certificates as warnings
 
 from tests.programs import ending
 from tests.unit.etcd_member import Member, free_port, needs_etcd, programs
@@ -234,17 +233,13 @@ def test_the_last_members_of_a_quorum_are_not_restarted_unless_their_certificate
     first.issue()
     with pytest.raises(MachineProblem, match=r"etcd does not work on control-3 \(127\.0\.0\.1\)"):
         cluster.renew(first)
-    first.issue((renewal.SOON_DAYS - 1) * 86400)
+    first.issue((certificates.SOON_DAYS - 1) * 86400)
     assert "restart etcd" in cluster.renew(first, force=True)
     cluster.wait(2)
     (off.folder / "manifests/etcd.yaml").write_text("")
     cluster.sync(off)
     cluster.wait(3)
     assert "restart etcd" in cluster.renew(first, force=True)
-
-
-def test_a_certificate_ends_soon_when_people_are_warned_of_it() -> None:
-    assert warnings.WARNING_DAYS == renewal.SOON_DAYS
 
 
 def test_valid_certificates_are_renewed_one_machine_at_a_time_only(cluster: Cluster) -> None:

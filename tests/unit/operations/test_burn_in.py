@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from gpunodes.ansible.module_utils.burn_in_taint import TAINT
 from gpunodes.engine import history
 from gpunodes.model import Outcome, Severity, TaskEnded
 from gpunodes.operations import burn_in, burn_in_history, join, phases, up
-from gpunodes.operations.tracker import _ANSWERS
+from gpunodes.operations.tracker import _ANSWERS, NCCL_TASK, Tracker
+from gpunodes.views import text
 
 ROOT = Path(__file__).parents[3]
 REPORT = {
@@ -62,7 +64,7 @@ def test_nccl_counts_for_machines_that_passed_the_rest() -> None:
 
 
 def test_a_broken_nccl_test_is_no_pass() -> None:
-    task = "Test NCCL between the nodes"
+    task = NCCL_TASK
     assert f"- name: {task}\n" in (ROOT / "roles/burn_in/tasks/main.yml").read_text()
     broken = TaskEnded("other", "burn_in", task, Outcome.FAILED, 1.0, {"msg": "no SSH server"})
     assert noted(REPORT, other=broken)[0][1:] == ("failed", "no SSH server")
@@ -85,6 +87,12 @@ def test_control_characters_of_a_machine_do_not_reach_the_history() -> None:
 def test_the_tracker_reads_the_results() -> None:
     ended = TaskEnded("gpu-1", phases.BURN_IN.name, "Burn in the GPUs", Outcome.UNCHANGED, 1.0, {"burn_in": REPORT})
     assert {"burn_in", "nccl"} == set(_ANSWERS[ended.phase])
+    # A machine answers for itself, not what was measured between all of them.
+    tracker = Tracker((), (), text.progress())
+    tracker.on_event(replace(ended, result={"burn_in": REPORT, "nccl": {**NCCL, "failed": "wrong values"}}))
+    assert tracker.answers == {"burn_in": {"gpu-1": REPORT}}
+    tracker.on_event(replace(ended, task=NCCL_TASK, result={"nccl": NCCL}))
+    assert tracker.answers["nccl"] == {"gpu-1": NCCL}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import datetime as dt
@@ -14,11 +15,16 @@ from typing import Any
 import pytest
 from gpunodes.ansible.module_utils import devices, pools
 from gpunodes.engine import records
+from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.errors import Held
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
-from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, status, upgrades
+from gpunodes.operations import power
+from gpunodes.operations.machine_lock import MachineLock
+from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, stages, status, upgrades
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import record as repair_record
+from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Budget
 from gpunodes.rollout import record as recording
 from gpunodes.rollout import state
@@ -226,6 +232,88 @@ def test_killed_in_the_drain_a_node_that_a_user_cordoned_then_keeps_that_cordon_
     assert place.api.nodes["w0"]["spec"]["unschedulable"]
     assert place.api.nodes["w0"]["metadata"]["annotations"] == {}
     assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("stage", ["prepare", "apply"])
+def test_a_machine_in_maintenance_waits_until_that_ends(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person may have it open: nothing is done on it, and it stays cordoned."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place))
+    killed_in(stage, "w0", place, work)
+    bury(place)
+    work.done.clear()
+    cluster = Cluster(place.session())
+    cluster.begin_maintenance("w0", Maintenance("new GPU"), cordon=True)
+    result = resume(place)
+    assert outcomes(result) == {"w0": None, "w1": None}
+    assert work.done == []
+    assert {each.machine: each.why for each in result.machines}["w0"] == "it is in maintenance: new GPU"
+    assert place.api.nodes["w0"]["spec"]["unschedulable"]
+    cluster.end_maintenance("w0")
+    assert place.api.nodes["w0"]["spec"]["unschedulable"], "until the roll-out ends"
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    clean(place)
+
+
+def test_maintenance_that_begins_when_a_machine_is_locked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = fleet(1)
+    work = known(monkeypatch, MemoryWork(place, failing={"w0": "apply"}))
+    roll_out(place, work)
+    work.failing.clear()
+    work.done.clear()
+    node = place.api.nodes["w0"]
+
+    def before(method: str, path: str) -> None:
+        if method in {"PATCH", "PUT"} and path.endswith("/gpunodes-machine-w0"):
+            node["metadata"]["annotations"]["gpunodes.dev/maintenance"] = "new GPU"
+
+    place.api.before = before
+    result = resume(place)
+    assert [each.why for each in result.machines] == ["it is in maintenance: new GPU"]
+    assert work.stages("w0") == []
+
+
+@pytest.mark.parametrize("protected", [False, True], ids=["drains", "never drains"])
+def test_what_is_taken_back_after_an_uncordon_is_cordoned_and_drained_again(
+    protected: bool, two_controllers: tuple[Fleet, MemoryWork]
+) -> None:
+    """`kubectl uncordon` leaves the mark, and pods return."""
+    place, work = two_controllers
+    place.uncordon("w0")
+    place.api.add_pod("train", "w0")
+    place.api.budgeted |= {"train"} if protected else set()
+    seen = []
+    work.during = lambda stage, _: seen.append((stage, {*place.api.pods}, place.api.nodes["w0"]["spec"].copy()))
+    result = resume(place)
+    if protected:
+        assert outcomes(result)["w0"] is RolloutOutcome.FAILED
+        assert "these pods cannot be evicted: default/train" in result.stopped
+        assert "train" in place.api.pods
+        assert seen == []
+    else:
+        assert outcomes(result)["w0"] is RolloutOutcome.UNDONE
+        assert seen == [("undo", set(), {"unschedulable": True})]
+
+
+def test_what_others_cordoned_again_is_not_taken_back(two_controllers: tuple[Fleet, MemoryWork]) -> None:
+    place, work = two_controllers
+    place.cordon("w0")
+    assert outcomes(resume(place))["w0"] is RolloutOutcome.FAILED
+    assert work.done == []
+
+
+@pytest.mark.parametrize("stops_api", [True, False])
+def test_only_the_work_on_an_only_control_plane_is_taken_back_without_an_api(stops_api: bool) -> None:
+    """Its API may be down because of what is taken back; of any other machine nobody knows which pods run there."""
+    place = fleet(1)
+    record = RolloutRecord("id", "memory", "w0", "test", "w0", Disruption.NODE, 1.0, Stage.UNDO, undoes=True)
+    with context.opened(place, "test", lambda *_: None) as opened:
+        place.api.down = True
+        command = dataclasses.replace(opened, cluster=Cluster(place.session(), patience_s=0))
+        target = Target(place.all_machines()[0], None)
+        tools = stages.Tools(command, MemoryWork(place), target, MachineLock(None, stops_api=stops_api))
+        with contextlib.nullcontext() if stops_api else pytest.raises(NoResponse):
+            assert stages._not_emptied(tools, record) == ""
 
 
 @pytest.mark.long
@@ -456,6 +544,21 @@ def test_abandon_marks_a_node_that_is_not_healthy() -> None:
     assert "its kubelet is not ready" in node["metadata"]["annotations"]["gpunodes.dev/needs-repair"]
     assert not {name for name in node["metadata"]["annotations"] if "rollout" in name}
     assert place.api.leases == {}
+
+
+@pytest.mark.parametrize("by_others", [False, True])
+def test_the_cordon_of_an_abandoned_roll_out_is_lifted_when_the_node_is_cleared(by_others: bool) -> None:
+    place = fleet(2)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    if by_others:
+        place.uncordon("w0")
+        place.cordon("w0")
+    place.api.nodes["w0"]["status"]["conditions"][0]["status"] = "False"
+    abandon.abandon(place, lambda *_: None)
+    place.api.nodes["w0"]["status"]["conditions"][0]["status"] = "True"
+    done = power.clear(place, place.all_machines()[0], without_cluster=False)
+    assert done.schedulable is not by_others
+    assert place.api.nodes["w0"]["metadata"]["annotations"] == {}
 
 
 def without_plugin(place: Fleet, name: str) -> dict[str, Any]:

@@ -27,6 +27,11 @@ RENEWABLE = (
 AUTHORITIES = ("ca.crt", "etcd/ca.crt", "front-proxy-ca.crt")
 KUBECONFIGS = ("admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf")
 """Kubeconfigs with a client certificate inside, which it renews, too; the kubelet renews its own."""
+SOON_DAYS = 30
+"""Days before its end from which a certificate is warned of: the kubelet renews its own ones earlier.
+
+From then on a renewal may take the quorum of etcd for some seconds.
+"""
 _KUBELET_FILES = ("kubelet-client-current.pem", "kubelet-server-current.pem", "kubelet.crt")
 _LONGEST = 1 << 16
 _SEQUENCE, _SET, _UTC, _GENERALIZED = 0x30, 0x31, 0x17, 0x18

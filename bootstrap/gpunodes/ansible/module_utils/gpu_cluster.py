@@ -194,7 +194,8 @@ def _start_claiming_job(client: Client, watch: _Watch, image: str) -> None:
 
 
 def _check_job(client: Client, watch: _Watch) -> None:
-    pods = client.get(_PODS, labelSelector=f"job-name={watch.job}")["items"]
+    # Another node can make a mirror pod with the job's label: it proves nothing of this one.
+    pods = on_node(client.get(_PODS, labelSelector=f"job-name={watch.job}")["items"], watch.node)
     if not pods:
         return
     pod = pods[0]

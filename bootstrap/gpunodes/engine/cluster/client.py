@@ -80,7 +80,7 @@ class Cluster(Api):
         return before is None or not marks.stays_cordoned(before, repair, now)
 
     def forget(self, name: str, repair: str) -> None:
-        """Remove the annotations of a repair that was dropped from a node, if the repair's cordon is gone."""
+        """Remove the taint of a repair that was dropped from a node, and its annotations if its cordon is gone."""
         self._change(name, lambda node: marks.forget(node, repair))
 
     def give_up(self, name: str, repair: str, reason: str) -> None:

@@ -146,17 +146,21 @@ def uncordon(node: NodeObject, repair: str, now: float) -> Patch:
 
 
 def forget(node: NodeObject, repair: str) -> Patch | None:
-    """Remove the annotations of a repair that was dropped, if its cordon is gone; None if there is nothing to do."""
-    if cordon_lifted(node) != repair:
-        return None
-    return {"metadata": {"annotations": {CORDONED_BY: None, REASON: None}}}
+    """Remove the taint of a repair that was dropped, and its annotations if its cordon is gone; None for neither."""
+    taints = (node.get("spec") or {}).get("taints") or ()
+    own = any((taint["key"], taint.get("value")) == (TEMPORARY_TAINT, _short(repair)) for taint in taints)
+    patch: Patch = untaint(node) if own else {}
+    if cordon_lifted(node) == repair:
+        patch["metadata"] = {"annotations": {CORDONED_BY: None, REASON: None}}
+    return patch or None
 
 
 def give_up(node: NodeObject, repair: str, reason: str) -> Patch:
     """Cordon, taint and label a node that gpunodes cannot repair."""
     patch = _with_taint(_merged(node, untaint(node)), NEEDS_REPAIR, _short(reason), "NoSchedule")
     annotations = {NEEDS_REPAIR: reason}
-    if not _is_cordoned(node):
+    # A roll-out that is abandoned leaves its cordon to this mark.
+    if not _is_cordoned(node) or (ROLLOUT_CORDON in _annotations(node) and not cordoned_again(node)):
         annotations |= {CORDONED_BY: repair, REASON: reason}
     patch["metadata"] = {"annotations": annotations, "labels": {NEEDS_REPAIR: _short(reason)}}
     patch["spec"]["unschedulable"] = True

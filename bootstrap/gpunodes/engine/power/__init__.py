@@ -61,8 +61,12 @@ class PowerProblem(GpunodesError):  # noqa: N818 - reads as the sentence it make
         self.trouble = trouble
 
 
+class Uncertain(PowerProblem):
+    """An order was sent, and its effect was not seen: it may have been carried out, or may be later."""
+
+
 class Power(Protocol):
-    """Power control of one machine. All methods raise PowerProblem."""
+    """Power control of one machine. All methods raise PowerProblem, ``order`` also Uncertain."""
 
     name: str
     """A name for messages: ``Redfish at ...``; never holds a password."""
@@ -71,7 +75,7 @@ class Power(Protocol):
         """The power state that the BMC reports."""
 
     def order(self, order: Order) -> None:
-        """Start a power action; returns when the BMC has accepted it."""
+        """Start a power action; returns when the BMC has accepted it. Uncertain: it was sent, its response is lost."""
 
     def identity(self) -> BmcIdentity | None:
         """The identity of the machine, as the BMC reports it; None for a command, which gets the machine's name."""
@@ -135,22 +139,39 @@ CHANGE_S = 60.0
 
 
 def change(power: Power, order: Order, confirm: Confirm, limit_s: float | None = None, poll_s: float = 1.0) -> None:
-    """Switch ON or OFF and verify the power state; raises PowerProblem, INCONSISTENT when the state does not change."""
+    """Switch ON or OFF and verify the power state; an order whose response is lost may have been carried out.
+
+    Raises PowerProblem, which is Uncertain once an order was sent: INCONSISTENT when the state does not change.
+    """
     target = PowerState(order.value)
     limit_s = limit_s or (power.change_s if isinstance(power, Slow) else CHANGE_S)
     if power.state() is target:
         return
     confirm()
-    power.order(order)
+    lost: Uncertain | None = None
+    try:
+        power.order(order)
+    except Uncertain as problem:
+        lost = problem
     deadline = time.monotonic() + limit_s
-    while (state := power.state()) is not target:
+    while (state := _state_after_order(power, deadline)) is not target:
         if time.monotonic() > deadline:
-            raise PowerProblem(
+            raise lost or Uncertain(
                 Trouble.INCONSISTENT,
                 f"{power.name} accepted the command {order.value}, but reports {state.value} {limit_s:.0f} s later",
                 "check the machine on site",
             )
         time.sleep(poll_s)
+
+
+def _state_after_order(power: Power, deadline: float) -> PowerState:
+    """The power state, unknown while the BMC does not respond before the deadline; raises Uncertain."""
+    try:
+        return power.state()
+    except PowerProblem as problem:
+        if problem.trouble is Trouble.UNREACHABLE and time.monotonic() <= deadline:
+            return PowerState.UNKNOWN
+        raise Uncertain(problem.trouble, problem.problem.fact, problem.problem.remedy) from problem
 
 
 _OFF_SEEN = 2

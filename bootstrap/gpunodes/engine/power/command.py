@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 
-from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, program
+from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, Uncertain, program
 from gpunodes.errors import WrongInput
 
 _TIMEOUT_S = 120
@@ -25,8 +25,8 @@ class Command:
         return PowerState(output) if output in {"on", "off"} else PowerState.UNKNOWN
 
     def order(self, order: Order) -> None:
-        """Run the command with the action; raises PowerProblem."""
-        self._run(order.value)
+        """Run the command with the action; raises PowerProblem, Uncertain if it does not end by itself."""
+        self._run(order.value, endless=Uncertain)
 
     def identity(self) -> None:
         """None: the command gets the machine's name."""
@@ -39,13 +39,14 @@ class Command:
             "change its password where the command reads it",
         )
 
-    def _run(self, action: str) -> str:
+    def _run(self, action: str, endless: type[PowerProblem] = PowerProblem) -> str:
         try:
             done = program.run([*self._argv, action, self._machine], _TIMEOUT_S)
         except FileNotFoundError as error:
             raise PowerProblem(Trouble.UNREACHABLE, f"{self.name} cannot be started: {error.strerror}") from error
         except program.Failed as error:
-            raise PowerProblem(Trouble.UNREACHABLE, f"{self.name} {error}") from error
+            kind = PowerProblem if isinstance(error, program.NotStarted) else endless
+            raise kind(Trouble.UNREACHABLE, f"{self.name} {error}") from error
         if done.code:
             message = " ".join(done.err.split())[:300]
             raise PowerProblem(Trouble.REFUSED, f"{self.name} refuses the action {action}: {message or done.code}")

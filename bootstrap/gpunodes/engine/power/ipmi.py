@@ -6,7 +6,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, program
+from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, Uncertain, program
 from gpunodes.identity.model import BmcIdentity
 
 _TIMEOUT_S = 30
@@ -14,10 +14,13 @@ _SHORT, _LONG = 16, 20
 """Sizes of a password (IPMI 2.0, 22.30)."""
 # ipmitool(1): soft asks the operating system by ACPI.
 _ORDERS = {Order.ON: "on", Order.OFF: "off", Order.SHUTDOWN: "soft", Order.RESET: "reset"}
+# ipmitool's ipmi_chassis.c: it prints this only after the order was sent, without any response.
+_LOST = "Unable to set Chassis Power Control"
 # Messages of ipmitool 1.8.18 and 1.8.19.
 _MESSAGES = (
     ("Unable to establish", Trouble.UNREACHABLE),
     ("Address lookup", Trouble.UNREACHABLE),
+    (_LOST, Trouble.UNREACHABLE),
     ("RAKP", Trouble.LOGIN),
     ("password", Trouble.LOGIN),
     ("Insufficient privilege", Trouble.LOGIN),
@@ -39,8 +42,8 @@ class Ipmi:
         return PowerState.OFF if "is off" in output else PowerState.UNKNOWN
 
     def order(self, order: Order) -> None:
-        """Start a power action; raises PowerProblem."""
-        self._run("chassis", "power", _ORDERS[order])
+        """Start a power action; raises PowerProblem, Uncertain if it was sent or may have been, without a response."""
+        self._run("chassis", "power", _ORDERS[order], lost=Uncertain)
 
     def identity(self) -> BmcIdentity:
         """The system GUID (IPMI 2.0, 22.14), "" where the BMC has none; raises PowerProblem without a response."""
@@ -76,7 +79,7 @@ class Ipmi:
             )
         return numbers[0]
 
-    def _run(self, *command: str) -> str:
+    def _run(self, *command: str, lost: type[PowerProblem] = PowerProblem) -> str:
         host, port = self._access.place
         argv = ["ipmitool", "-I", "lanplus", "-H", host, *(["-p", port] if port else []), "-R", "2", "-N", "5"]
         argv += ["-U", self._access.user, "-E", *command]
@@ -89,12 +92,13 @@ class Ipmi:
                 Trouble.UNREACHABLE, "ipmitool is not installed on the controller", "install the package ipmitool"
             ) from error
         except program.Failed as error:
-            raise PowerProblem(Trouble.UNREACHABLE, f"{self.name} does not respond: ipmitool {error}") from error
+            kind = PowerProblem if isinstance(error, program.NotStarted) else lost
+            raise kind(Trouble.UNREACHABLE, f"{self.name} does not respond: ipmitool {error}") from error
         if done.code:
             output = " ".join((done.err or done.out).split())[:300]
             trouble = next((trouble for message, trouble in _MESSAGES if message in output), Trouble.REFUSED)
             failure = {Trouble.UNREACHABLE: "does not respond", Trouble.LOGIN: "refuses the user"}.get(
                 trouble, "refuses the command"
             )
-            raise PowerProblem(trouble, f"{self.name} {failure}: {output}")
+            raise (lost if _LOST in output else PowerProblem)(trouble, f"{self.name} {failure}: {output}")
         return done.out

@@ -19,6 +19,10 @@ class Failed(Exception):  # noqa: N818 - reads as the sentence it makes
     """The program did not end by itself; the text follows the program's name in messages."""
 
 
+class NotStarted(Failed):
+    """The program cannot be started."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
     """The exit status and the output of a program."""
@@ -29,7 +33,7 @@ class ProgramResult:
 
 
 def run(argv: Sequence[str], limit_s: float, environment: Mapping[str, str] | None = None) -> ProgramResult:
-    """Run a program to its end. Raises Failed, also when it cannot be started; FileNotFoundError when it is missing.
+    """Run a program to its end. Raises Failed, NotStarted if it cannot be started, FileNotFoundError if it is missing.
 
     At the limit its process group is killed. Processes that a program leaves behind when it ends by itself are neither
     waited for nor killed.
@@ -46,7 +50,7 @@ def run(argv: Sequence[str], limit_s: float, environment: Mapping[str, str] | No
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise Failed(f"cannot be started: {getattr(error, 'strerror', None) or error}") from error
+        raise NotStarted(f"cannot be started: {getattr(error, 'strerror', None) or error}") from error
     try:
         out, err = _read(process, time.monotonic() + limit_s, limit_s)
         return ProgramResult(process.wait(), out, err)

@@ -14,8 +14,8 @@ import sushy
 from sushy import exceptions
 from sushy.connector import Connector
 
-from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble
-from gpunodes.engine.power.web import NotRedfish, NoWay, Timeout, Untrusted, Web
+from gpunodes.engine.power import Access, Order, PowerProblem, PowerState, Trouble, Uncertain
+from gpunodes.engine.power.web import NotRedfish, NoWay, Timeout, Unanswered, Untrusted, Web
 from gpunodes.identity.model import BmcIdentity, described_bmc
 
 _CALL_S = 60.0
@@ -40,7 +40,7 @@ _ORDERS = {
     Order.RESET: (sushy.ResetType.FORCE_RESTART, sushy.ResetType.POWER_CYCLE),
 }
 
-_CAUSES = (NotRedfish, NoWay, Timeout, Untrusted, requests.TooManyRedirects)
+_CAUSES = (NotRedfish, NoWay, Timeout, Unanswered, Untrusted, requests.TooManyRedirects)
 """Errors that explain the error of sushy that wraps them."""
 
 
@@ -67,7 +67,7 @@ class Redfish:
             return _STATES.get(system.power_state, PowerState.UNKNOWN)
 
     def order(self, order: Order) -> None:
-        """Start a power action; raises PowerProblem."""
+        """Start a power action; raises PowerProblem, Uncertain if it was sent and its response is lost."""
         with self._call() as system:
             allowed = system.get_allowed_reset_system_values()
             kind = next((each for each in _ORDERS[order] if each in allowed), _ORDERS[order][0])
@@ -197,7 +197,8 @@ class Redfish:
             found, remedy = "does not respond", "check that the BMC is reachable"
             if isinstance(cause, NoWay):
                 found, remedy = "is not reached", "correct gpunodes_bmc_jump, or the jump host"
-            return PowerProblem(Trouble.UNREACHABLE, f"{self.name} {found}: {message}", remedy)
+            kind = Uncertain if isinstance(cause, Unanswered) else PowerProblem
+            return kind(Trouble.UNREACHABLE, f"{self.name} {found}: {message}", remedy)
         if isinstance(error, exceptions.SushyError):
             return PowerProblem(Trouble.REFUSED, f"{self.name} refuses the request: {message}")
         return PowerProblem(

@@ -46,6 +46,10 @@ class Timeout(requests.RequestException):
     """The deadline has passed."""
 
 
+class Unanswered(requests.RequestException):
+    """A power action, or another change, was sent, and its response is lost."""
+
+
 class Untrusted(requests.RequestException):
     """The certificate cannot be verified."""
 
@@ -84,7 +88,7 @@ class Web(BaseAdapter):
             self._deadline = None
 
     def send(self, request: requests.PreparedRequest, *_: Any, **__: Any) -> requests.Response:
-        """Send one request; raises NotRedfish, Timeout, Untrusted, or requests' own exceptions for connections.
+        """Send one request; raises NotRedfish, Timeout, Unanswered, Untrusted, or requests' own for connections.
 
         The other arguments of requests (timeouts, verification, proxies) are ignored: this class decides them.
         """
@@ -120,9 +124,10 @@ class Web(BaseAdapter):
             connection.sock = _Channel(channel, deadline)  # what http.client uses of a socket
             parts = urlsplit(str(request.url))
             target = parts.path + (f"?{parts.query}" if parts.query else "")
-            connection.request(str(request.method), target, _body(request), dict(request.headers))
-            response = connection.getresponse()
-            body = response.read()
+            with _sent(request):
+                connection.request(str(request.method), target, _body(request), dict(request.headers))
+                response = connection.getresponse()
+                body = response.read()
         finally:
             channel.close()
         return _response(request, response, body)
@@ -164,6 +169,19 @@ class _Reader(io.RawIOBase):
         if self._bytes > _MAX_BYTES:
             raise NotRedfish(f"the response is larger than {_MAX_BYTES // 2**20} MiB")
         return count
+
+
+@contextlib.contextmanager
+def _sent(request: requests.PreparedRequest) -> Iterator[None]:
+    """From here on the BMC may carry out a request, whatever becomes of its response."""
+    try:
+        yield
+    except (OSError, http.client.IncompleteRead) as error:
+        # The exceptions of requests are OSErrors, too: such a response was read.
+        if request.method == "GET" or isinstance(error, requests.RequestException):
+            raise
+        why = "no response in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", "")
+        raise Unanswered(why or str(error)) from error
 
 
 def _body(request: requests.PreparedRequest) -> bytes | None:

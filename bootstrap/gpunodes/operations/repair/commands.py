@@ -34,7 +34,7 @@ def run(
     plane does not respond, or another command holds the decision lock for too long.
     """
     with opened(fleet, machines, request, report) as command:
-        left = Unfinished() if request.dry_run else unfinished.find(command, command.machines)
+        left = unfinished.find(command, command.machines)
         _prune_evidence(command, left)
         fresh = [machine for machine in machines if machine.name not in left.records]
         scans = scanning.scan(command, fresh, verdicts)

@@ -12,6 +12,7 @@ from gpunodes.health.model import State
 from gpunodes.model import Machine, Role
 from gpunodes.operations import cluster_state
 from gpunodes.operations.cluster_state import ClusterState
+from gpunodes.operations.repair import scanning
 from gpunodes.operations.repair.context import RepairCommand
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair import policy
@@ -21,7 +22,7 @@ from gpunodes.repair.policy import MachineDecision, Node, RepairCandidate
 class Choice:
     """Decides on machines, by their scans, the cluster, the history and the repairs of this command."""
 
-    def __init__(self, command: RepairCommand, repairs: Repairs, scans: Mapping[str, MachineScan]) -> None:
+    def __init__(self, command: RepairCommand, repairs: Repairs, scans: dict[str, MachineScan]) -> None:
         self.command = command
         self.repairs = repairs
         self.scans = scans
@@ -51,8 +52,13 @@ class Choice:
                     others.append(self._candidate(machine, state))
         return policy.decide(candidates, list(state.nodes.values()), command.request.limits, command.now(), others)
 
+    def scan_again(self, names: Sequence[str]) -> None:
+        """Scan machines again that waited for their repair; their repairs use the new scans, too."""
+        self.scans |= scanning.scan_again(self.command, [self.command.machines[name] for name in names], self.scans)
+
     def _candidate(self, machine: Machine, state: ClusterState) -> RepairCandidate:
-        (node, why), past = self._node(machine.name, state), self.histories.get(machine.name, MachineHistory())
+        node, why = self._node(machine.name, state)
+        past = self._past(machine.name, node)
         verdict = self.scans[machine.name].verdict
         # A machine's control is not free: it reads the machine's settings.
         unreachable = verdict.state is State.UNREACHABLE
@@ -69,6 +75,19 @@ class Choice:
             unmatched=why or self._is_server(machine, node),
             off=state.off[machine.name].described if machine.name in state.off else "",
         )
+
+    def _past(self, name: str, node: Node | None) -> MachineHistory:
+        """The machine's history of this user; nothing if that says that it was given up, and its node has no such mark.
+
+        Then another user cleared it, or it was made again.
+        """
+        past = self.histories.get(name, MachineHistory())
+        if not self.command.cluster or node is None or node.needs_repair or not past.needs_repair:
+            return past
+        if not self.command.request.dry_run:
+            why = "its node is not marked as needing repair any more"
+            history.note(name, self.command.fleet.cluster_name, history.EntryKind.CLEARED, "cleared", "", why)
+        return MachineHistory()
 
     def _is_server(self, machine: Machine, node: Node | None) -> str:
         """Why a node may not be repaired that is a control plane, "" if it may.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 
 from gpunodes.engine import group_lock, records
 from gpunodes.engine.cluster.client import Cluster
+from gpunodes.engine.fleet import ControlsMachine
 from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.model import Machine, Role
@@ -19,7 +21,11 @@ from gpunodes.repair.record import RepairRecord
 
 @contextlib.contextmanager
 def claimed(
-    command: RepairCommand, machine: Machine, record: RepairRecord, confirm: Callable[[], None]
+    command: RepairCommand,
+    machine: Machine,
+    control: ControlsMachine,
+    record: RepairRecord,
+    confirm: Callable[[], None],
 ) -> Iterator[tuple[RepairRecord, MachineLock]]:
     """Lock a machine for its repair; yields the record to continue from, and the lock.
 
@@ -35,7 +41,7 @@ def claimed(
         control_plane = machine.role is Role.CONTROL_PLANE
         stops_api = control_plane and needs_every_control_plane(command.cluster)
         stored = command.leases.take(record.node, record.text(), alone=control_plane, stops_api=stops_api)
-        record = _continued(command, command.leases, command.cluster, record, stored, confirm)
+        record = _continued(command, command.leases, command.cluster, control, record, stored, confirm)
         ssh = _take_ssh_lock(command, command.leases, held, record) if control_plane else None
         yield (
             record,
@@ -52,6 +58,7 @@ def _continued(
     command: RepairCommand,
     leases: Leases,
     cluster: Cluster,
+    control: ControlsMachine,
     record: RepairRecord,
     stored: str,
     confirm: Callable[[], None],
@@ -67,7 +74,10 @@ def _continued(
         with contextlib.suppress(ValueError):
             before = unfinished.parse(command, stored) if stored else record
             record = record if resume.outdated(before, node) else resume.newer(record, before)
-        if why := resume.forbidden(record, node, command.now()):
+        if node and resume.outdated(record, node):
+            # The kubelet of a machine that has just booted may not have reported that boot yet.
+            node = dataclasses.replace(node, boot_id=control.boot().boot_id or node.boot_id)
+        if why := resume.outdated(record, node) or resume.forbidden(record, node, command.now()):
             raise GpunodesError(why)
     except BaseException:
         leases.release_unused(record.node)

@@ -97,7 +97,7 @@ class Repairs:
 
         control = command.fleet.machine_control(machine, named=record.named, report=report)
         with contextlib.ExitStack() as opened:
-            record, lock = opened.enter_context(claimed(command, machine, record, confirm))
+            record, lock = opened.enter_context(claimed(command, machine, control, record, confirm))
             claim = opened.pop_all()
         if record.stage is Stage.LOCK:
             record = record.to(Stage.COLLECT)
@@ -142,7 +142,7 @@ class Repairs:
         try:
             record = future.result()
         except Exception as problem:
-            why = f"{sentence(problem)}; `gpunodes repair --resume` resumes it"
+            why = f"{sentence(problem)}; run the command again, or `gpunodes repair --resume`, to continue"
             self._command.report(submitted.machine, why)
             if self._command.leases and submitted.node:
                 self._command.leases.release_unfinished(submitted.node)

@@ -26,6 +26,17 @@ def scan(
     return _marked(command, scans | _scan_of_pools(command, machines, scans))
 
 
+def scan_again(
+    command: RepairCommand, machines: Sequence[Machine], scans: Mapping[str, MachineScan]
+) -> dict[str, MachineScan]:
+    """New scans of those of these machines that were to be repaired by ``scans``: they waited, and may have changed."""
+    if command.request.limits.by_hand:
+        return {}
+    waited = [machine for machine in machines if _needs_repair(command, scans[machine.name].verdict)]
+    again = _scan(command, waited)
+    return _marked(command, again | _second_scan(command, waited, again))
+
+
 def _scan(command: RepairCommand, machines: Sequence[Machine]) -> dict[str, MachineScan]:
     return dict(command.fleet.scan(machines)) if machines else {}
 

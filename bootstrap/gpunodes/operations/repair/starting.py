@@ -25,6 +25,7 @@ from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 from gpunodes.repair.result import MachineRepair
 
 _CONTROL_PLANE_ALONE = "the control plane is never repaired at the same time as other machines"
+_NOT_CONFIRMED = "it was not in the plan that was confirmed; run the command again"
 
 
 # Unfinished repairs
@@ -37,6 +38,10 @@ def resume_all(command: RepairCommand, repairs: Repairs, left: Unfinished) -> No
             repairs.reap()
         if why := _not_resumable(command, record, left.mismatched.get(name, "")):
             repairs.add(MachineRepair(name, Decision.REFUSE, why, repair=record.id))
+            continue
+        if command.request.dry_run:
+            why = f"its unfinished repair {record.id} is resumed at stage {record.stage.value}"
+            repairs.add(MachineRepair(name, Decision.REPAIR, why, repair=record.id))
             continue
         try:
             command.report(name, f"resuming {record.id} at stage {record.stage.value}")
@@ -52,7 +57,7 @@ def _not_resumable(command: RepairCommand, record: RepairRecord, mismatched: str
         return mismatched
     if record.node and not command.leases:
         return "its unfinished repair uses the cluster; omit --without-cluster to resume it"
-    return ""
+    return "" if command.request.allows(record.machine) else _NOT_CONFIRMED
 
 
 # New repairs
@@ -62,9 +67,13 @@ def repair_all(choice: Choice, names: Sequence[str]) -> None:
     """Decide and start repairs, until no machine waits for a repair of this command."""
     repairs = choice.repairs
     waiting, decisions = list(names), list[MachineDecision]()
+    # Resumed repairs that have ended took their time, too.
+    waited = any(each.outcome is not None for each in repairs.results.values())
     while waiting or repairs.busy():
         outdated, before = False, len(waiting)
         try:
+            if waited:
+                choice.scan_again(waiting)
             decisions = _decide_and_start(choice, waiting) if waiting else []
         except Lost:
             outdated = True  # another command has decided in the meantime: decide again
@@ -74,6 +83,7 @@ def repair_all(choice: Choice, names: Sequence[str]) -> None:
                 raise
             decisions = _undecided(repairs, waiting, problem)
         waiting = [name for name in waiting if name not in repairs.results and name not in repairs.busy()]
+        waited = True
         if outdated:
             continue
         if repairs.busy():
@@ -115,15 +125,23 @@ def _decide_and_start(choice: Choice, waiting: Sequence[str]) -> list[MachineDec
     with _deciding(command):
         decisions = choice.decide(waiting)
         for each in decisions:
-            decision = each
-            if each.decision is Decision.REPAIR and repairs.control_plane_busy(each.machine):
-                decision = dataclasses.replace(each, decision=Decision.WAIT, why=_CONTROL_PLANE_ALONE)
+            decision = _now(choice, each)
             with _own_result(repairs, decision.machine):
                 if _starts(command, decision):
                     _start(choice, decision)
                 elif decision.decision is not Decision.WAIT or command.request.dry_run:
                     _skip(choice, decision)
     return decisions
+
+
+def _now(choice: Choice, decision: MachineDecision) -> MachineDecision:
+    """A decision as it applies now: the repairs that this command has just started, and the user, limit it."""
+    machine = decision.machine
+    if decision.decision in (Decision.REPAIR, Decision.WAIT) and not choice.command.request.allows(machine):
+        return dataclasses.replace(decision, decision=Decision.REFUSE, why=_NOT_CONFIRMED)
+    if decision.decision is Decision.REPAIR and choice.repairs.control_plane_busy(machine):
+        return dataclasses.replace(decision, decision=Decision.WAIT, why=_CONTROL_PLANE_ALONE)
+    return decision
 
 
 @contextlib.contextmanager

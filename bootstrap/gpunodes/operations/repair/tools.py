@@ -66,7 +66,7 @@ class Tools:
     def check_stop(self) -> None:
         """Raise Stopped if the command was interrupted."""
         if self.stop.is_set():
-            raise Stopped("interrupted", remedy="run the command again, or `gpunodes repair --resume`, to continue")
+            raise Stopped("interrupted")
 
     def save(self, record: RepairRecord) -> None:
         """Write the record before an action; raises Lost if another command holds, or may hold, the lock."""

@@ -31,14 +31,20 @@ class Unfinished:
 
 
 def find(command: RepairCommand, names: Collection[str] | None = None) -> Unfinished:
-    """The unfinished repairs of the machines with these names, by default of all; those not to resume are dropped."""
+    """The unfinished repairs of the machines with these names, by default of all; those not to resume are dropped.
+
+    A plan drops none, and has none of those that another command works on: it is refused as any machine under repair.
+    """
     found = records.read(command.fleet.cluster_name)
     mismatched: dict[str, str] = {}
     if command.leases and command.cluster:
         locks = command.leases.observe()
         _add_from_locks(command, found, locks)
+        live = {seen.name for seen in locks if seen.live}
+        if command.request.dry_run:
+            found = {name: record for name, record in found.items() if lock_name(record.node) not in live}
         nodes = command.cluster.nodes()
-        _drop_outdated(command, found, nodes)
+        _drop_outdated(command, found, nodes, live)
         matches = _matches(command, found, nodes)
         _add_forgotten(command, found, nodes, locks, matches)
         mismatched = _mismatched(found, matches)
@@ -67,12 +73,19 @@ def _add_from_locks(command: RepairCommand, found: Records, locks: Sequence[Obse
                 found[record.machine] = record
 
 
-def _drop_outdated(command: RepairCommand, found: Records, nodes: Sequence[Node]) -> None:
+def _drop_outdated(command: RepairCommand, found: Records, nodes: Sequence[Node], live: Collection[str]) -> None:
+    """Drop the repairs that must not be resumed; ``live`` are the locks that a command holds now."""
     by_name = {node.name: node for node in nodes}
     for name, record in list(found.items()):
-        if record.node and (why := resume.outdated(record, by_name.get(record.node))):
+        node = by_name.get(record.node)
+        why = resume.outdated(record, node) if record.node else ""
+        if not why and lock_name(record.node) not in live:
+            why = resume.without_budget(record, node)
+        if why:
             del found[name]
             command.report(name, f"its repair {record.id} is not resumed: {why}")
+            if command.request.dry_run:
+                continue
             try:
                 _drop(command, record, why)
             except Exception as problem:
@@ -88,8 +101,8 @@ def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
     history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
     with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
         records.remove(record)
-    if command.cluster:
-        with contextlib.suppress(GpunodesError):
+        if command.cluster:
+            # Not while another command of this user goes on with it, and may reset GPUs.
             command.cluster.forget(record.node, record.id)
     if command.leases:
         # Another command may hold it by now, and keeps it.

@@ -116,10 +116,12 @@ class Engine:
         left = unfinished.to_resume(self._command, self._work, self._rollout.id, list(found.nodes.values()), matches)
         marked = {name for name, node in matches.items() if node and node.rollout == self._rollout.id}
         self._left = dict.fromkeys(marked.intersection(self._rollout.waiting), "another command holds it")
-        for name in sorted(left, key=self._command.is_control_plane):
+        names = [name for name in self._rollout.waiting if name in left]
+        for name in sorted(names, key=self._command.is_control_plane):
             record, node = left[name], matches.get(name)
-            if name not in self._rollout.waiting:
-                continue  # it is not one of its machines, or it is done
+            if why := policy.in_maintenance(node, self._command.now()):
+                self._left[name] = why  # it stays cordoned
+                continue
             alone = self._command.is_control_plane(name)
             while self._running.full or (alone and len(self._running)):
                 self._take(self._running.reap())
@@ -156,8 +158,7 @@ class Engine:
             self._tell("", f"outside of the windows; the next one opens at {times.opens(rollout.options.windows, now)}")
             self._idle_since = 0.0
             return self._wait(limited=False)
-        begun = 0 if self._running.full else self._if_it_responds(self._choose)
-        if begun:
+        if not self._running.full and self._if_it_responds(self._choose):
             self._idle_since = 0.0
         return self._wait() if self._rollout.waiting and not self._rollout.stopped else True
 
@@ -210,9 +211,8 @@ class Engine:
 
     def _decide_and_begin(self) -> int:
         found, acted = self._state(), 0
-        candidates = [self._candidate(name, found) for name in self._rollout.waiting]
         decisions = policy.decide(
-            candidates,
+            [self._candidate(name, found) for name in self._rollout.waiting],
             list(found.nodes.values()),
             self._rollout.options,
             self._command.now(),

@@ -64,8 +64,9 @@ def _continued(command: RolloutCommand, record: RolloutRecord, stored: str) -> R
         raise GpunodesError(
             f"an unfinished repair ({repair.id}) holds it", "a machine without one", "run `gpunodes repair --resume`"
         )
-    if why := policy.forbidden(command.cluster.node(record.node), record.id, command.now()):
-        if not record.applied:
+    node, now = command.cluster.node(record.node), command.now()
+    if why := policy.forbidden(node, record.id, now):
+        if not record.applied or policy.in_maintenance(node, now):
             raise GpunodesError(why)
         command.report(record.machine, why)
     with contextlib.suppress(ValueError):

@@ -6,13 +6,14 @@ resume from the record of another command.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpunodes.engine import history, records
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.history import EntryKind
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.scans import MachineScan
@@ -123,15 +124,20 @@ def _collect(tools: Tools, record: RolloutRecord) -> RolloutRecord:
 
 
 def _cordon(tools: Tools, record: RolloutRecord) -> RolloutRecord:
-    cordons = record.disrupts is not Disruption.NOTHING
-    # As for a repair, the budget is free for others as soon as the lock is lost.
-    check = functools.partial(tools.lock.check, record)
-    own = tools.command.cluster.begin_rollout(record.node, record.id, cordon=cordons, check=check)
-    if own and cordons:
+    own = _begun(tools, record)
+    if own and record.disrupts is not Disruption.NOTHING:
         tools.report("cordoned")
         tools.command.cluster.event(record.node, "RolloutStarted", f"gpunodes: {record.work}", warning=False)
     node = None if own else tools.command.cluster.node(record.node)
     return flow.cordoned(record, own=own, marked=node is not None and node.rollout == record.id)
+
+
+def _begun(tools: Tools, record: RolloutRecord) -> bool:
+    """Mark the node, and cordon it if the work disrupts it; whether no others changed its cordon or its marks."""
+    cordons = record.disrupts is not Disruption.NOTHING
+    # As for a repair, the budget is free for others as soon as the lock is lost.
+    check = functools.partial(tools.lock.check, record)
+    return tools.command.cluster.begin_rollout(record.node, record.id, cordon=cordons, check=check)
 
 
 def _prepare(tools: Tools, record: RolloutRecord) -> RolloutRecord:
@@ -196,8 +202,24 @@ def _verify(tools: Tools, record: RolloutRecord) -> RolloutRecord:
 
 
 def _undo(tools: Tools, record: RolloutRecord) -> RolloutRecord:
+    if record.disrupts is not Disruption.NOTHING and (why := _not_emptied(tools, record)):
+        return flow.undone(record, why)
     why = tools.attempt(record, "undo", lambda: tools.work.undo(tools.target))
     return flow.undone(record, why or await_healthy(tools, record))
+
+
+def _not_emptied(tools: Tools, record: RolloutRecord) -> str:
+    """Cordon and drain the node again: a person may have uncordoned it since the work failed. Why that fails, or ""."""
+    try:
+        if not _begun(tools, record):
+            return "a user or another program changed its cordon or its marks"
+        drained = _drain(tools, dataclasses.replace(record, applied=True))
+    except (NoResponse, Refused):
+        # The work that is undone may be the reason.
+        if not tools.lock.stops_api:
+            raise
+        return ""
+    return drained.why if drained.stage is Stage.HOLD else ""
 
 
 def await_healthy(

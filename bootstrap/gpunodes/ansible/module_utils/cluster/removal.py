@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from .nodes import CONTROL_PLANE, describe, not_ready
 _MIRROR = "kubernetes.io/config.mirror"
 _GONE = (404, 409)
 """Status codes for a pod that no longer exists, or whose name another pod has."""
+_SILENT_S = 120
+"""Within this time the node of a stopped kubelet is not ready: twice kube-controller-manager's limit, and some."""
+_POLL_S = 2.0
 
 
 # Long: the arguments of a removal, and its steps in their order.
@@ -33,7 +37,8 @@ def remove(
     """Cordon, drain and delete a node; returns the report, empty if the node does not exist, and notes for the user.
 
     ``keep``: the node is drained and stays. ``control_plane``: it may be that of a control plane, whose member of etcd
-    has its own module. Unless the machine ``returns`` at once, the API refuses it from then on.
+    has its own module. Unless the machine ``returns`` at once, the API refuses it from then on. A worker that
+    returns has no kubelet: raises MachineProblem, after a while, if the node stays ready, and is another machine's.
 
     ``force`` deletes the remaining pods regardless of their disruption budgets. Pods of a node that is not ready always
     remain, because nothing confirms that they ended. Without ``force``, raises MachineProblem with their names.
@@ -51,6 +56,8 @@ def remove(
             f"{name} is a control plane", "a worker", "use the playbook remove.yml, or gpunodes remove"
         )
     _check_same(node, expected or {})
+    if returns and not control_plane and not check:
+        node = _silent(client, node)
     problem = not_ready(node)
     pods = _remaining(client, name)
     remaining = pods if problem else []
@@ -102,6 +109,26 @@ def _check_same(node: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
             "the node that was chosen",
             "check which machine it is, and run the command again",
         )
+
+
+def _silent(client: Client, node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Wait until a node is not ready; it stays ready for some seconds after its kubelet was stopped.
+
+    The machine whose node it should be says who it is: it can report the identity of another one, which works.
+    """
+    name, deadline = node["metadata"]["name"], time.monotonic() + _SILENT_S
+    while not not_ready(node):
+        if time.monotonic() >= deadline:
+            raise MachineProblem(
+                f"node {name} stays ready: a kubelet runs on its machine",
+                "the node that this machine left, on which none runs",
+                f"check which machine it is (`kubectl describe node {name}`); if it is no other, delete that node",
+            )
+        time.sleep(_POLL_S)
+        found = client.get(f"/api/v1/nodes/{name}")
+        _check_same(found, {"uid": node["metadata"]["uid"]})
+        node = found
+    return node
 
 
 def _drain(name: str, limit_s: float, force: bool) -> bool:

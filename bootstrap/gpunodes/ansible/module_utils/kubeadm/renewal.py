@@ -27,8 +27,6 @@ from . import command, static_pods
 FRESH = 0.9
 """Share of its time that a certificate must have left to be kept."""
 _KUBEADM_S = 300
-SOON_DAYS = 30
-"""Days before its end from which a certificate is renewed although that takes the quorum of etcd for some seconds."""
 _SOON_S = 3600
 """A certificate that ends within so many seconds may have ended before all control planes are restarted."""
 _POLL_S = 1.0
@@ -63,7 +61,8 @@ def renew(all_of_them: bool, limit_s: float, check: bool) -> Report:
         report.add(f"start {name}, which an interrupted run stopped")
     due = _due(all_of_them)
     _check_authorities(due)
-    restarts = [name for name in USES if _has(name) and (_older(name) or _affected(name, due))]
+    # kubeadm renews the files that are not due, too.
+    restarts = [name for name in USES if _has(name) and (due or _older(name))]
     if "etcd" in restarts:
         _check_quorum(due)
     _add(report, due)
@@ -156,7 +155,7 @@ def _check_quorum(due: Mapping[str, Certificate]) -> None:
 
     Not where a certificate ends soon: the cluster is away for some seconds then, as with a single control plane.
     """
-    if any(each.not_after < time.time() + SOON_DAYS * 86400 for each in due.values()):
+    if any(each.not_after < time.time() + certificates.SOON_DAYS * 86400 for each in due.values()):
         return
     try:
         voters = [each for each in etcd.members() if each.votes]
@@ -173,7 +172,7 @@ def _check_quorum(due: Mapping[str, Certificate]) -> None:
             f"{len(voters)} members would work",
             f"at least {etcd.quorum(len(voters))}: with fewer the cluster stops",
             "start those machines, or `gpunodes remove --dead` one that is gone; a certificate that ends within "
-            f"{SOON_DAYS} days is renewed in any case",
+            f"{certificates.SOON_DAYS} days is renewed in any case",
         )
 
 
@@ -190,10 +189,6 @@ def _run_kubeadm() -> None:
 
 def _has(name: str) -> bool:
     return os.path.exists(static_pod_files.path(name))
-
-
-def _affected(name: str, due: Mapping[str, Certificate]) -> bool:
-    return any(path.replace("pki/", "", 1) in due for path in USES[name])
 
 
 def _older(name: str) -> bool:
