@@ -339,7 +339,8 @@ def test_several_files_after_one_flag_and_folders(tmp_path: Path) -> None:
 
 def test_text_that_is_no_log_is_reported_with_what_was_wanted(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
-    path.write_bytes(b"nothing\n")
+    # The priority of a kernel line, in a binary file.
+    path.write_bytes(b"nothing\n<5>\x93\x00no text\n")
     for given in (path, tmp_path):
         done = gpunodes("--from", str(given), "--json")
         (machine,) = json.loads(done.stdout)["machines"]

@@ -357,9 +357,9 @@ SMI_VALUE = re.compile(rb"(?<=[\s|,\[])(GPU is lost|GPU requires reset|ERR!)(?=[
 
 # --- whole logs ------------------------------------------------------------------------------------------------------
 
-# A line of the kernel: by its header, or by a message that only the kernel writes.
+# A line of the kernel: by its header, or by a message that only it writes. A binary file has a line with `<5>`, too.
 KERNEL_LINE = re.compile(
-    rb"^[ \t]*+(?:<\d+>|kern\s*:\s*\w+\s*:|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
+    rb"^[ \t]*+(?:<\d+>(?=[\t -~]{8})|kern\s*:\s*\w+\s*:|\d+,\d+,\d+,[^;\n]{0,40};|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}"
     rb"|(?:" + _DATE + rb"\s+)?(?:\S+\s+)?kernel:\s|" + _STAMP + rb'[\s\[]|\{[^\n]{0,4000}"_TRANSPORT"\s*:\s*"kernel"'
     rb"|INFO: task |BUG: |Call [Tt]race:|Kernel panic - |CPU: \d+ PID: )",
     re.MULTILINE,
