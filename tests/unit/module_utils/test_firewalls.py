@@ -467,10 +467,13 @@ def test_a_reset_removes_the_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(path in ledger.load().files for path in firewalld.files(WANTED))
     emptied: list[bool] = []
     monkeypatch.setattr(firewalld, "empty", lambda: emptied.append(True))
-    undo.Undoer()._reload_firewalld()
-    assert running.reloads == 2
+    forget = undo.Undoer()._how_firewalld_forgets()
+    assert (running.reloads, emptied) == (1, [])
+    # firewalld notices after some seconds that files are gone: that is no reason to keep the policies.
     running.lost = "something"
-    undo.Undoer()._reload_firewalld()
+    forget()
+    assert running.reloads == 2
+    undo.Undoer()._how_firewalld_forgets()()
     assert (running.reloads, emptied) == (2, [True])
 
 
@@ -535,10 +538,16 @@ def test_the_configuration_that_a_reload_would_remove(monkeypatch: pytest.Monkey
     assert firewalld.comparable(ZONES)["docker"] == ["target: ACCEPT"]
     rules = ""
     permanent = ZONES.replace(" (active)", "")
+    # The files of gpunodes' own policies are removed already.
+    policies = f"{firewalld.POLICIES[0]} (active)\n  ports: 6443/tcp\n"
     monkeypatch.setattr(firewalld, "run", lambda argv: CommandResult(argv, 0, rules, ""))
-    monkeypatch.setattr(
-        firewalld, "must", lambda argv: "" if "policies" in argv[-1] else permanent if "--permanent" in argv else ZONES
-    )
+
+    def listing(argv: list[str]) -> str:
+        if "policies" in argv[-1]:
+            return "" if "--permanent" in argv else policies
+        return permanent if "--permanent" in argv else ZONES
+
+    monkeypatch.setattr(firewalld, "must", listing)
     assert firewalld.lost_by_reload() == ""
     rules = ":KUBE-SERVICES - [0:0]\n"
     assert firewalld.lost_by_reload() == firewalld.RUNNING

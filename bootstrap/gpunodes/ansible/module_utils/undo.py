@@ -101,8 +101,9 @@ class Undoer:
         self._packages()
         self._users()
         lists = self._apt_lists()
+        forget = self._how_firewalld_forgets()
         self._files()
-        self._reload_firewalld()
+        forget()
         self._directories()
         self._kernel()
         if not self.section:
@@ -202,12 +203,13 @@ class Undoer:
             difference = Difference("rules in chains of nftables", dict.fromkeys(chains, MARK), {})
             self._do("remove the rules of gpunodes from nftables", lambda: nftables.load(commands), difference)
 
-    def _reload_firewalld(self) -> None:
-        """Let firewalld forget the files that were just removed."""
-        if self.ledger.firewalls.get("firewalld") and firewalld.is_active():
-            difference = Difference("firewalld", {"policies of gpunodes": "loaded"}, {})
-            forget = firewalld.empty if firewalld.lost_by_reload() else firewalld.reload
-            self._do("remove the policies of gpunodes from firewalld", forget, difference)
+    def _how_firewalld_forgets(self) -> Callable[[], None]:
+        """How firewalld forgets the files that are removed next: it is asked before it can notice that they are gone."""
+        if not self.ledger.firewalls.get("firewalld") or not firewalld.is_active():
+            return lambda: None
+        difference = Difference("firewalld", {"policies of gpunodes": "loaded"}, {})
+        forget = firewalld.empty if firewalld.lost_by_reload() else firewalld.reload
+        return lambda: self._do("remove the policies of gpunodes from firewalld", forget, difference)
 
     def _users(self) -> None:
         for group, names in self.ledger.members.items():
