@@ -40,7 +40,8 @@ def test_a_cluster_whose_worker_has_docker(operator: Operator) -> None:
 def test_the_data_of_docker_is_on_the_second_disk(operator: Operator) -> None:
     for folder in ("/var/lib/docker", "/var/lib/kubelet"):
         assert operator.ssh("worker-1", f"findmnt -no SOURCE --target {folder}").startswith("/dev/vdb"), folder
-    assert int(operator.ssh("worker-1", "du -xsm /data").split()[0]) > 50
+    # Docker still removes the container of a pod that has just ended: du exits with 1 when a folder goes meanwhile.
+    assert int(operator.ssh("worker-1", "du -xsm /data", code=None).split()[0]) > 50
 
 
 def test_a_second_run_changes_nothing(operator: Operator) -> None:

@@ -243,6 +243,16 @@ def test_the_checkpoint_is_served(ranks: Ranks) -> None:
         server.wait()
 
 
+def test_a_server_that_starts_slowly_is_not_ended() -> None:
+    """Where nobody can save the result, Python compiles NumPy at each start: a second of a fast processor."""
+    objects = yaml.safe_load_all((EXAMPLES / "serving" / "serve.yml").read_text())
+    [found] = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment"]
+    [container] = found["containers"]
+    probe = container["startupProbe"]
+    assert probe["httpGet"] == container["livenessProbe"]["httpGet"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 120
+
+
 def test_a_storage_server_that_does_not_answer_takes_no_answer_away(tmp_path: Path) -> None:
     """A FIFO that nobody writes to: whoever opens it waits, as for a file on a frozen NFS server."""
     path, port = tmp_path / "checkpoint.npz", free_port()
