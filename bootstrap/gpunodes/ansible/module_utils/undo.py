@@ -204,7 +204,7 @@ class Undoer:
             self._do("remove the rules of gpunodes from nftables", lambda: nftables.load(commands), difference)
 
     def _how_firewalld_forgets(self) -> Callable[[], None]:
-        """How firewalld forgets the files that are removed next: it is asked before it can notice that they are gone."""
+        """How firewalld forgets the files that are removed next: asked before it can notice that they are gone."""
         if not self.ledger.firewalls.get("firewalld") or not firewalld.is_active():
             return lambda: None
         difference = Difference("firewalld", {"policies of gpunodes": "loaded"}, {})
