@@ -39,7 +39,7 @@ def test_the_phase_that_failed() -> None:
     message = errors.kubeadm_error(text).found
     assert message == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
     done = CommandResult(["kubeadm"], 1, "", text)
-    failure = errors.failure("join", done, Problem("no such host", remedy="check DNS"))
+    failure = errors.failure("join", done, Problem("kubelet: no such host", remedy="check DNS"))
     assert failure.problem == Problem(f"kubeadm join: {message}; kubelet: no such host", remedy="check DNS")
     assert failure.output == text
 
@@ -52,7 +52,7 @@ def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
     calls = iter(answers)
     monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
     monkeypatch.setattr(command, "_RUNTIME_PAUSE_S", 0)
-    monkeypatch.setattr(command, "kubelet_error", lambda _: None)
+    monkeypatch.setattr(command, "cause_of_wait", lambda _: None)
     monkeypatch.setattr(command, "run_while_connected", lambda argv, *_: CommandResult(argv, 1, "", next(calls)))
     with pytest.raises(MachineProblem, match="Port 10250 is in use"):
         command.run("join", [{"kind": "JoinConfiguration"}], 60)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from .. import containers, disk, etcdctl, kube_api, kubeconfig, static_pod_files
 from ..ledger import Ledger
 from ..problem import MachineProblem
+from .errors import component_error
 
 AWAY = "/etc/kubernetes/gpunodes-manifests"
 _POLL_S = 1.0
@@ -66,7 +67,7 @@ def restart(
             f"the static pod {name} of a control plane",
             "see `ls /etc/kubernetes/manifests`",
         )
-    deadline = time.monotonic() + limit_s
+    deadline, began = time.monotonic() + limit_s, time.time()
     before = set(containers.ids(name))
     try:
         stop([name], machine_ledger, limit_s)
@@ -79,6 +80,7 @@ def restart(
         deadline,
         f"the static pod {name} is not ready after its restart",
         f"see `crictl ps -a --name {name}` and its logs, and `journalctl -u kubelet`",
+        began,
     )
 
 
@@ -157,8 +159,10 @@ def _back(name: str, machine_ledger: Ledger) -> None:
         machine_ledger.save()
 
 
-def _wait(done: Callable[[], bool], deadline: float, found: str, remedy: str) -> None:
+def _wait(done: Callable[[], bool], deadline: float, found: str, remedy: str, began: float | None = None) -> None:
     while not done():
         if time.monotonic() > deadline:
+            if began is not None and (cause := component_error(began)):
+                raise MachineProblem(f"{found}: {cause.found}", "a component that runs", cause.remedy or remedy)
             raise MachineProblem(found, "a kubelet that follows the manifests of its folder", remedy)
         time.sleep(_POLL_S)
