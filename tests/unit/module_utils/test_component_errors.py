@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from gpunodes.ansible.module_utils.kubeadm import errors, static_pods
-from gpunodes.ansible.module_utils.problem import MachineProblem, Problem
+from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.ansible.module_utils.process import CommandResult
 
 FLAG = "Error: unknown flag: --audit-log-maxages"
@@ -105,11 +105,13 @@ def test_kubeadm_that_waited_names_the_component_before_the_kubelet(
     assert failed.remedy == "correct gpunodes_component_arguments"
 
 
-def test_a_static_pod_that_does_not_come_back_says_why(logs: Path) -> None:
+def test_a_static_pod_that_is_not_ready_says_why(logs: Path) -> None:
+    """By its own error: its neighbours may have ended by it."""
+    _log(logs, "etcd", 0, ETCD, 120)
     _log(logs, "kube-apiserver", 0, FLAG, 120)
-    with pytest.raises(MachineProblem, match=rf"is not ready: kube-apiserver ended: {FLAG}") as raised:
-        static_pods._wait(lambda: False, 0, "kube-apiserver is not ready", "see its logs", 100)
-    assert raised.value.problem.remedy == "correct gpunodes_component_arguments"
-    with pytest.raises(MachineProblem, match="is not ready") as raised:
-        static_pods._wait(lambda: False, 0, "kube-apiserver is not ready", "see its logs", 121)
-    assert raised.value.problem.remedy == "see its logs"
+    problem = static_pods.not_ready("kube-apiserver", "it is not ready", 100).problem
+    assert problem.found == f"it is not ready: kube-apiserver ended: {FLAG}"
+    assert problem.remedy == "correct gpunodes_component_arguments"
+    problem = static_pods.not_ready("kube-apiserver", "it is not ready", 121).problem
+    assert problem.found == "it is not ready"
+    assert "crictl ps -a --name kube-apiserver" in problem.remedy

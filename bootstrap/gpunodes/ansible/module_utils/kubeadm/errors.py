@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import re
+from collections.abc import Sequence
 
 from .. import causes, tree
 from ..causes import Program
@@ -17,7 +18,7 @@ _TIMED_OUT = 124
 """Exit code of a program that ``process.run`` stopped at its time limit."""
 _LONGEST_CHECK = 500
 """Characters of a failed check that are shown."""
-_COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 """Each needs those before it: without etcd the others end as well."""
 LOGS = "/var/log/pods"
 _COMMAND_FAILED = '"command failed"'
@@ -100,15 +101,15 @@ def parse_kubelet(journal: str) -> Problem | None:
     )
 
 
-def component_error(since: float) -> Problem | None:
-    """The first component of this machine's control plane that ended by an error after ``since``, and that error.
+def component_error(since: float, names: Sequence[str] = COMPONENTS) -> Problem | None:
+    """The first of these components of this machine's control plane that ended by an error after ``since``, with it.
 
     From the files that the kubelet names, which are there without an API or a runtime. None if they have no error: a
     component may also be slow, or not have been started.
 
     Source: kubelet 1.36, pkg/kubelet/kuberuntime/helpers.go: NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log.
     """
-    for name in _COMPONENTS:
+    for name in names:
         for path in _newest(f"{LOGS}/kube-system_{name}-*/{name}/*.log", since):
             if cause := parse_component(_end_of(path)):
                 return Problem(f"{name} ended: {cause.found}", remedy=cause.remedy)

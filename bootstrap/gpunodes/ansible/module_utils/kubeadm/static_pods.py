@@ -75,13 +75,18 @@ def restart(
             disk.write(manifest, manifest_text, 0o600)
     finally:
         _back(name, machine_ledger)
-    _wait(
-        lambda: bool(set(containers.ids(name)) - before) and (ready or (lambda: is_ready(name)))(),
-        deadline,
-        f"the static pod {name} is not ready after its restart",
-        f"see `crictl ps -a --name {name}` and its logs, and `journalctl -u kubelet`",
-        began,
-    )
+    works = ready or (lambda: is_ready(name))
+    if not _wait(lambda: bool(set(containers.ids(name)) - before) and works(), deadline):
+        raise not_ready(name, f"the static pod {name} is not ready after its restart", began)
+
+
+def not_ready(name: str, found: str, since: float) -> MachineProblem:
+    """The problem of a static pod, with the error by which its component ended after ``since``, if it did."""
+    remedy = f"see `crictl ps -a --name {name}` and its logs, and `journalctl -u kubelet`"
+    cause = component_error(since, [name])
+    if cause is None:
+        return MachineProblem(found, "a kubelet that follows the manifests of its folder", remedy)
+    return MachineProblem(f"{found}: {cause.found}", "a ready static pod", cause.remedy or remedy)
 
 
 def stop(names: Iterable[str], machine_ledger: Ledger, limit_s: float) -> None:
@@ -95,12 +100,12 @@ def stop(names: Iterable[str], machine_ledger: Ledger, limit_s: float) -> None:
             os.replace(static_pod_files.path(name), away(name))
     deadline = time.monotonic() + limit_s
     for name in names:
-        _wait(
-            lambda name=name: not containers.ids(name),  # type: ignore[misc]  # binds the loop's variable
-            deadline,
-            f"the static pod {name} does not end",
-            "see `journalctl -u kubelet`: the kubelet must run",
-        )
+        if not _wait(lambda name=name: not containers.ids(name), deadline):  # type: ignore[misc]  # binds the loop's variable
+            raise MachineProblem(
+                f"the static pod {name} does not end",
+                "a kubelet that follows the manifests of its folder",
+                "see `journalctl -u kubelet`: the kubelet must run",
+            )
 
 
 def start(names: Iterable[str], machine_ledger: Ledger) -> None:
@@ -159,10 +164,9 @@ def _back(name: str, machine_ledger: Ledger) -> None:
         machine_ledger.save()
 
 
-def _wait(done: Callable[[], bool], deadline: float, found: str, remedy: str, began: float | None = None) -> None:
+def _wait(done: Callable[[], bool], deadline: float) -> bool:
     while not done():
         if time.monotonic() > deadline:
-            if began is not None and (cause := component_error(began)):
-                raise MachineProblem(f"{found}: {cause.found}", "a component that runs", cause.remedy or remedy)
-            raise MachineProblem(found, "a kubelet that follows the manifests of its folder", remedy)
+            return False
         time.sleep(_POLL_S)
+    return True
