@@ -115,3 +115,15 @@ def test_a_static_pod_that_is_not_ready_says_why(logs: Path) -> None:
     problem = static_pods.not_ready("kube-apiserver", "it is not ready", 121).problem
     assert problem.found == "it is not ready"
     assert "crictl ps -a --name kube-apiserver" in problem.remedy
+
+
+def test_a_component_that_refuses_its_arguments_never_starts(logs: Path) -> None:
+    _log(logs, "kube-apiserver", 0, FLAG, 110)
+    assert not errors.refuses_argument("kube-apiserver", 100), "it may be an attempt with the manifest before"
+    _log(logs, "kube-apiserver", 1, FLAG, 120)
+    assert errors.refuses_argument("kube-apiserver", 100)
+    assert not errors.refuses_argument("kube-apiserver", 111)
+    assert not errors.refuses_argument("etcd", 100)
+    for attempt in 0, 1:
+        _log(logs, "etcd", attempt, ETCD, 120)
+    assert not errors.refuses_argument("etcd", 100), "an address may come"

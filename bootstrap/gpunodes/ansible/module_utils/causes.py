@@ -285,10 +285,11 @@ _SERVICE = (
     Known(rf"^(?!.*({_SYSTEMD})).*\S"),
 )
 
-_ARGUMENTS = "correct gpunodes_component_arguments"
+BAD_ARGUMENT = r"unknown (shorthand )?flag: |flag provided but not defined: |invalid argument .* flag: "
+"""What a component of the control plane says of an argument with which it never starts (pflag, Go's flag)."""
 _COMPONENT = (
     *_MACHINE,
-    Known(r"unknown (shorthand )?flag: |flag provided but not defined: |invalid argument .* flag: ", _ARGUMENTS),
+    Known(BAD_ARGUMENT, "correct gpunodes_component_arguments"),
     Known(r"[Aa]ddress already in use", "stop the other program: `ss -ltnp` lists it"),
     Known(r"PostStartHook .* failed: ", "the machine was too slow for it: run the command again when it does less"),
 )

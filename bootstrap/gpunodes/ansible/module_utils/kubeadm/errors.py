@@ -110,10 +110,19 @@ def component_error(since: float, names: Sequence[str] = COMPONENTS) -> Problem 
     Source: kubelet 1.36, pkg/kubelet/kuberuntime/helpers.go: NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log.
     """
     for name in names:
-        for path in _newest(f"{LOGS}/kube-system_{name}-*/{name}/*.log", since):
+        for path in _newest(_logs_of(name), since):
             if cause := parse_component(_end_of(path)):
                 return Problem(f"{name} ended: {cause.found}", remedy=cause.remedy)
     return None
+
+
+def refuses_argument(name: str, since: float) -> bool:
+    """Whether two attempts of a component ended after ``since`` because of an argument, with which none ever starts.
+
+    One may be of a pod before: the kubelet may start it once more before it sees that its manifest was replaced.
+    """
+    errors = map(parse_component, map(_end_of, _newest(_logs_of(name), since)))
+    return sum(error is not None and bool(re.search(causes.BAD_ARGUMENT, error.found)) for error in errors) > 1
 
 
 def parse_component(log: str) -> Problem | None:
@@ -125,6 +134,10 @@ def parse_component(log: str) -> Problem | None:
 def _command_error(message: str) -> str:
     plain = re.search(r'err="((?:[^"\\]|\\.)*)"', message)
     return plain.group(1).replace('\\"', '"') if plain else message
+
+
+def _logs_of(name: str) -> str:
+    return f"{LOGS}/kube-system_{name}-*/{name}/*.log"
 
 
 def _newest(pattern: str, since: float) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from .. import containers, disk, etcdctl, kube_api, kubeconfig, static_pod_files
 from ..ledger import Ledger
 from ..problem import MachineProblem
-from .errors import component_error
+from .errors import component_error, refuses_argument
 
 AWAY = "/etc/kubernetes/gpunodes-manifests"
 _POLL_S = 1.0
@@ -76,8 +76,10 @@ def restart(
     finally:
         _back(name, machine_ledger)
     works = ready or (lambda: is_ready(name))
-    if not _wait(lambda: bool(set(containers.ids(name)) - before) and works(), deadline):
-        raise not_ready(name, f"the static pod {name} is not ready after its restart", began)
+    while not (set(containers.ids(name)) - before and works()):
+        if time.monotonic() > deadline or refuses_argument(name, began):
+            raise not_ready(name, f"the static pod {name} is not ready after its restart", began)
+        time.sleep(_POLL_S)
 
 
 def not_ready(name: str, found: str, since: float) -> MachineProblem:
@@ -100,12 +102,14 @@ def stop(names: Iterable[str], machine_ledger: Ledger, limit_s: float) -> None:
             os.replace(static_pod_files.path(name), away(name))
     deadline = time.monotonic() + limit_s
     for name in names:
-        if not _wait(lambda name=name: not containers.ids(name), deadline):  # type: ignore[misc]  # binds the loop's variable
-            raise MachineProblem(
-                f"the static pod {name} does not end",
-                "a kubelet that follows the manifests of its folder",
-                "see `journalctl -u kubelet`: the kubelet must run",
-            )
+        while containers.ids(name):
+            if time.monotonic() > deadline:
+                raise MachineProblem(
+                    f"the static pod {name} does not end",
+                    "a kubelet that follows the manifests of its folder",
+                    "see `journalctl -u kubelet`: the kubelet must run",
+                )
+            time.sleep(_POLL_S)
 
 
 def start(names: Iterable[str], machine_ledger: Ledger) -> None:
@@ -162,11 +166,3 @@ def _back(name: str, machine_ledger: Ledger) -> None:
             os.replace(away(name), static_pod_files.path(name))
     if machine_ledger.manifests.pop(name, None):
         machine_ledger.save()
-
-
-def _wait(done: Callable[[], bool], deadline: float) -> bool:
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
