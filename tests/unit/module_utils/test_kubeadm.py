@@ -97,6 +97,18 @@ def test_the_last_error_line() -> None:
     assert errors.parse_kubelet("") is None
 
 
+def test_that_the_node_is_not_there_yet_is_no_cause() -> None:
+    missing = (
+        'E1129 03:20:09.1     890 event.go:359] "Server rejected event" err="node \\"control-1\\" not found"\n'
+        'E1129 03:20:10.1     890 kubelet.go:1] "Unable to register mirror pod because node is not registered yet" '
+        'err="node \\"control-1\\" not found" node="control-1"\n'
+    )
+    cause = 'E1129 03:20:01.1     890 pod_workers.go:1] "Error syncing pod" err="failed to create containerd task"\n'
+    found = errors.parse_kubelet(cause + missing)
+    assert found == Problem('"Error syncing pod" err="failed to create containerd task"')
+    assert errors.parse_kubelet(missing) is not None
+
+
 def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two clusters never share a key, kubeadm finds it when it starts, the kubelet's configuration is for root."""
     seen: list[dict[str, Any]] = []

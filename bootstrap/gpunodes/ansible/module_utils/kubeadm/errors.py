@@ -18,6 +18,8 @@ _TIMED_OUT = 124
 """Exit code of a program that ``process.run`` stopped at its time limit."""
 _LONGEST_CHECK = 500
 """Characters of a failed check that are shown."""
+_WITHOUT_API = r'node \\?"[^"]*" not found|node is not registered yet'
+"""What the kubelet repeats until the API has its node: never a cause."""
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 """Each needs those before it: without etcd the others end as well."""
 LOGS = "/var/log/pods"
@@ -96,9 +98,10 @@ def parse_kubelet(journal: str) -> Problem | None:
     if fatal:
         return causes.of(Program.KUBELET, _command_error(fatal[-1]))
     # Until the API server runs, the kubelet reports that it cannot connect to it: only pulls of images count.
-    return causes.of_pull("\n".join(line for line in errors if "pull" in line)) or causes.of(
-        Program.KUBELET, errors[-1]
-    )
+    if pull := causes.of_pull("\n".join(line for line in errors if "pull" in line)):
+        return pull
+    telling = [line for line in errors if not re.search(_WITHOUT_API, line)]
+    return causes.of(Program.KUBELET, (telling or errors)[-1])
 
 
 def component_error(since: float, names: Sequence[str] = COMPONENTS) -> Problem | None:
