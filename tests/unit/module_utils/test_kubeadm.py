@@ -197,6 +197,29 @@ def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.
     assert init.init([], {}, {}, 60, check=False).actions == []
 
 
+def test_an_init_that_was_killed_before_anybody_could_use_the_cluster_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, killed: Path
+) -> None:
+    """The API server responds, but kubeadm has not let the administrator in yet. Seen on a virtual machine."""
+
+    class Closed(Api):
+        def find(self, path: str) -> Any:
+            raise kube_api.ApiError(403, 'User "kubernetes-admin" cannot get resource "configmaps"')
+
+    monkeypatch.setattr(kube_api, "admin", lambda **_: Closed({}))
+    ledger.Ledger(kubeadm="init started").save()
+    assert init.init([], {}, {}, 60, check=True).actions == ["reset an interrupted kubeadm init", "kubeadm init"]
+    # The administrator's rights were taken away later, or the init was nearly done: the cluster may be in use.
+    monkeypatch.setattr(init, "_finalised", lambda: True)
+    with pytest.raises(MachineProblem, match="cannot get resource"):
+        init.init([], {}, {}, 60, check=True)
+    monkeypatch.setattr(init, "_finalised", lambda: False)
+    ledger.Ledger(kubeadm="init done").save()
+    with pytest.raises(MachineProblem, match="cannot get resource"):
+        init.init([], {}, {}, 60, check=True)
+    assert killed.exists()
+
+
 def test_a_node_of_another_name_than_its_machine_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, killed: Path
 ) -> None:

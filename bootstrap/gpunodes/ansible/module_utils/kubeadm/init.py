@@ -192,7 +192,13 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) ->
     if complete and client and _responds(client, patience_s, check):
         # With the default patience, so that a brief failure does not look like a missing part.
         client = kube_api.admin()
-        missing = _missing_parts(client)
+        try:
+            missing = _missing_parts(client)
+        except ApiError as error:
+            # kubeadm lets the administrator in as soon as the API server responds: nobody has used this cluster.
+            if error.status == kube_api.FORBIDDEN and unfinished and not _finalised():
+                return False
+            raise
         if not missing:
             return True
         if unfinished and not _in_use(client):
