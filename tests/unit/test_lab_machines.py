@@ -303,7 +303,7 @@ def test_the_inventory_has_ordinary_groups_and_variables() -> None:
     assert {name for name in worker if not name.startswith("gpunodes_bmc_")} == {"ansible_host"}
     assert list(groups["control_plane"]["hosts"]) == ["control-1"]
     variables = yaml.safe_load(files["group_vars/all.yml"])
-    assert variables["gpunodes_kubeadm_timeouts"]["kubernetesAPICall"] == "5m0s"
+    assert variables["gpunodes_kubeadm_timeouts"]["kubernetesAPICall"] == "10m0s"
     fast = inventory.texts(LAYOUT, record(accelerator="kvm"), {})
     assert not yaml.safe_load(fast["group_vars/all.yml"])
 

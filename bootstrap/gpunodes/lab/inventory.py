@@ -50,7 +50,7 @@ def _slow(*, several: bool) -> dict[str, Any]:
         patched["kube-controller-manager"] = ("livenessProbe",)
     return {
         "gpunodes_kubeadm_timeouts": {
-            "kubernetesAPICall": "5m0s",
+            "kubernetesAPICall": "10m0s",
             "controlPlaneComponentHealthCheck": "10m0s",
             "upgradeManifests": "15m0s",
             **(dict(_JOIN_LIMITS) if several else {}),

@@ -352,6 +352,7 @@ def _wait_for_machines(layout: Layout, record: LabRecord, report: Report) -> Non
     def wait(machine: LabMachine) -> None:
         started = time.monotonic()
         ssh.wait(layout, machine, deadline)
+        ssh.set_clock(layout, machine)
         report(f"{machine.name} is reachable at {machine.address} ({time.monotonic() - started:.0f} s)")
 
     with ThreadPoolExecutor() as pool:

@@ -72,7 +72,10 @@ def console_tail(layout: Layout, machine: LabMachine, lines: int = 5) -> str:
 
 
 def set_clock(layout: Layout, machine: LabMachine) -> None:
-    """Set the machine's clock to the host's: after a restore it still has the time of the snapshot.
+    """Set the machine's clock to the host's.
+
+    After a restore it still has the time of the snapshot, and an emulated machine may have another time soon after its
+    boot: once one was 27 minutes ahead.
 
     Raises:
         GpunodesError: the machine did not respond.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from gpunodes.ansible.module_utils.kubeadm import (
     command,
     compared,
     drift,
+    errors,
     expected,
     settings,
     static_pods,
@@ -37,6 +40,7 @@ PODS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 FOLDER = "/etc/kubernetes/gpunodes"
 VOLUME = {"name": "gpunodes", "hostPath": FOLDER, "mountPath": FOLDER, "readOnly": True, "pathType": "Directory"}
 BROKEN = "no-such-flag"
+FLAG = f"unknown flag: --{BROKEN}"
 
 
 class Killed(BaseException):
@@ -225,8 +229,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlPlane:
     monkeypatch.setattr(certificate, "names_of_pem", lambda _: made.names)
     monkeypatch.setattr(command, "run", made.upload)
     monkeypatch.setattr(containers, "ids", made.ids)
-    logged = CommandResult([], 0, "", f"I0101 fine\nError: unknown flag: --{BROKEN}\x1b[2J\nusage")
-    monkeypatch.setattr(containers, "crictl", lambda *_: logged)
+    monkeypatch.setattr(errors, "LOGS", str(tmp_path / "pods"))
     monkeypatch.setattr(etcd_snapshot, "members", lambda: {"problem": "", "members": made.members})
     monkeypatch.setattr(versions, "program", lambda _: made.kubeadm)
     for name, value in (("KEPT", str(tmp_path / "kept")), ("_SETTLE_S", 0), ("_RECOVERY_S", 0), ("_POLL_S", 0)):
@@ -340,28 +343,26 @@ def test_removed_settings_and_those_by_hand(machine: ControlPlane) -> None:
 def test_a_static_pod_that_does_not_start_takes_everything_back(machine: ControlPlane) -> None:
     given = wanted(machine, etcd={"quota": "8"}, api={"v": "2"}, scheduler={BROKEN.replace("-", "_"): "x"})
     before = state(machine)
+    attempts = machine.root / "pods/kube-system_kube-scheduler-m_1/kube-scheduler"
+    attempts.mkdir(parents=True)
+    soon = time.time() + 60
+    for attempt in "0.log", "1.log":
+        lines = ("fine", f"Error: {FLAG}\x1b[2J")
+        (attempts / attempt).write_text("".join(f"2026-11-29T03:20:01.1Z stderr F {line}\n" for line in lines))
+        os.utime(attempts / attempt, (soon, soon))
+    began = time.monotonic()
     with pytest.raises(MachineProblem) as raised:
-        settings.apply(given, 0.01, check=False)
+        settings.apply(given, 60, check=False)
+    assert time.monotonic() - began < 30, "with one control plane the cluster has no API meanwhile"
     text = str(raised.value)
     assert "the static pod kube-scheduler is not ready" in text
-    assert f"it logged: Error: unknown flag: --{BROKEN}" in text
+    assert f"kube-scheduler ended: Error: {FLAG}" in text
     assert "\x1b" not in text
     assert "the earlier settings are restored" in text
     assert state(machine) == before
     assert all(machine.ready(name) for name in PODS)
     assert ledger.load().control_plane == {}
     assert not (machine.root / "kept").exists()
-
-
-def test_a_container_that_has_logged_nothing_yet_leaves_the_word_to_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def crictl(argv: list[str]) -> CommandResult:
-        return CommandResult(argv, 0, "", f"Error: of {argv[-1]}" if argv[-1] == "ended" else "")
-
-    monkeypatch.setattr(containers, "crictl", crictl)
-    monkeypatch.setattr(containers, "ids", lambda *_, **__: ["new", "ended", "older"])
-    assert settings._logged("kube-scheduler") == "; it logged: Error: of ended"
 
 
 def test_a_broken_api_server_is_taken_back_with_its_audit_policy(machine: ControlPlane) -> None:

@@ -39,7 +39,7 @@ def test_the_phase_that_failed() -> None:
     message = errors.kubeadm_error(text).found
     assert message == "error execution phase kubelet-wait-bootstrap: failed while waiting for TLS bootstrap"
     done = CommandResult(["kubeadm"], 1, "", text)
-    failure = errors.failure("join", done, Problem("no such host", remedy="check DNS"))
+    failure = errors.failure("join", done, Problem("kubelet: no such host", remedy="check DNS"))
     assert failure.problem == Problem(f"kubeadm join: {message}; kubelet: no such host", remedy="check DNS")
     assert failure.output == text
 
@@ -52,7 +52,7 @@ def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
     calls = iter(answers)
     monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
     monkeypatch.setattr(command, "_RUNTIME_PAUSE_S", 0)
-    monkeypatch.setattr(command, "kubelet_error", lambda _: None)
+    monkeypatch.setattr(command, "cause_of_wait", lambda _: None)
     monkeypatch.setattr(command, "run_while_connected", lambda argv, *_: CommandResult(argv, 1, "", next(calls)))
     with pytest.raises(MachineProblem, match="Port 10250 is in use"):
         command.run("join", [{"kind": "JoinConfiguration"}], 60)
@@ -95,6 +95,18 @@ def test_the_last_error_line() -> None:
     journal = 'E1121 13:24:01.1     890 a.go:1] "first" err="x"\nE1121 13:24:02.1     890 b.go:2] "second" err="y"\n'
     assert errors.parse_kubelet(journal) == Problem('"second" err="y"')
     assert errors.parse_kubelet("") is None
+
+
+def test_that_the_node_is_not_there_yet_is_no_cause() -> None:
+    missing = (
+        'E1129 03:20:09.1     890 event.go:359] "Server rejected event" err="node \\"control-1\\" not found"\n'
+        'E1129 03:20:10.1     890 kubelet.go:1] "Unable to register mirror pod because node is not registered yet" '
+        'err="node \\"control-1\\" not found" node="control-1"\n'
+    )
+    cause = 'E1129 03:20:01.1     890 pod_workers.go:1] "Error syncing pod" err="failed to create containerd task"\n'
+    found = errors.parse_kubelet(cause + missing)
+    assert found == Problem('"Error syncing pod" err="failed to create containerd task"')
+    assert errors.parse_kubelet(missing) is not None
 
 
 def test_keys_are_made_on_the_machine_for_root_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -183,6 +195,29 @@ def test_an_init_that_was_killed_behind_kubeadm_is_finished(monkeypatch: pytest.
     assert (mode(killed), list(tokens)) == (0o600, ["bootstrap-token-b", "bootstrap-token-c"])
     assert ledger.load().kubeadm == "init done"
     assert init.init([], {}, {}, 60, check=False).actions == []
+
+
+def test_an_init_that_was_killed_before_anybody_could_use_the_cluster_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, killed: Path
+) -> None:
+    """The API server responds, but kubeadm has not let the administrator in yet. Seen on a virtual machine."""
+
+    class Closed(Api):
+        def find(self, path: str) -> Any:
+            raise kube_api.ApiError(403, 'User "kubernetes-admin" cannot get resource "configmaps"')
+
+    monkeypatch.setattr(kube_api, "admin", lambda **_: Closed({}))
+    ledger.Ledger(kubeadm="init started").save()
+    assert init.init([], {}, {}, 60, check=True).actions == ["reset an interrupted kubeadm init", "kubeadm init"]
+    # The administrator's rights were taken away later, or the init was nearly done: the cluster may be in use.
+    monkeypatch.setattr(init, "_finalised", lambda: True)
+    with pytest.raises(MachineProblem, match="cannot get resource"):
+        init.init([], {}, {}, 60, check=True)
+    monkeypatch.setattr(init, "_finalised", lambda: False)
+    ledger.Ledger(kubeadm="init done").save()
+    with pytest.raises(MachineProblem, match="cannot get resource"):
+        init.init([], {}, {}, 60, check=True)
+    assert killed.exists()
 
 
 def test_a_node_of_another_name_than_its_machine_is_not_waited_for(

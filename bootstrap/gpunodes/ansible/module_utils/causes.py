@@ -36,6 +36,7 @@ class Program(Enum):
     KUBELET = "the kubelet's journal"
     IMAGE = "the pull of an image by containerd, Docker, crictl or the kubelet"
     SERVICE = "the journal of a systemd service"
+    COMPONENT = "what a component of the control plane wrote when it ended"
 
 
 @dataclass(frozen=True)
@@ -284,6 +285,15 @@ _SERVICE = (
     Known(rf"^(?!.*({_SYSTEMD})).*\S"),
 )
 
+BAD_ARGUMENT = r"unknown (shorthand )?flag: |flag provided but not defined: |invalid argument .* flag: "
+"""What a component of the control plane says of an argument with which it never starts (pflag, Go's flag)."""
+_COMPONENT = (
+    *_MACHINE,
+    Known(BAD_ARGUMENT, "correct gpunodes_component_arguments"),
+    Known(r"[Aa]ddress already in use", "stop the other program: `ss -ltnp` lists it"),
+    Known(r"PostStartHook .* failed: ", "the machine was too slow for it: run the command again when it does less"),
+)
+
 _TABLES: Mapping[Program, Sequence[Known]] = {
     Program.APT: _APT,
     Program.DNF: _DNF,
@@ -293,6 +303,7 @@ _TABLES: Mapping[Program, Sequence[Known]] = {
     Program.KUBELET: _KUBELET,
     Program.IMAGE: _IMAGE,
     Program.SERVICE: _SERVICE,
+    Program.COMPONENT: _COMPONENT,
 }
 """The rows by program: the first row that matches any line decides, and of its lines the first."""
 

@@ -21,6 +21,7 @@ PORT = 6443
 _CONNECT_S = 5
 """Time limit in seconds for a connection while there is another address to try."""
 _PATIENCE_S = 60
+FORBIDDEN = 403
 NOT_FOUND = 404
 _CONFLICT = 409
 _GONE = 410

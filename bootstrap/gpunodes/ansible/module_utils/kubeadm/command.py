@@ -13,7 +13,7 @@ from .. import disk, firewall, process, tree
 from ..ledger import Ledger
 from ..process import CommandResult, run_while_connected
 from . import given
-from .errors import failure, kubelet_error
+from .errors import cause_of_wait, failure
 
 PRIVATE = "/run/gpunodes"
 KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
@@ -84,7 +84,7 @@ def run(
     finally:
         tree.remove(PRIVATE)
     if not result.ok:
-        raise failure(verb, result, kubelet_error(began))
+        raise failure(verb, result, cause_of_wait(began))
 
 
 def without_proxies() -> dict[str, str]:

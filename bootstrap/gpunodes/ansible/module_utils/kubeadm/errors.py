@@ -1,8 +1,13 @@
-"""Why kubeadm or the kubelet failed, from their output."""
+"""Why kubeadm, the kubelet or a component of the control plane failed, from their output."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import json
+import os
 import re
+from collections.abc import Sequence
 
 from .. import causes, tree
 from ..causes import Program
@@ -13,17 +18,38 @@ _TIMED_OUT = 124
 """Exit code of a program that ``process.run`` stopped at its time limit."""
 _LONGEST_CHECK = 500
 """Characters of a failed check that are shown."""
+_WITHOUT_API = r'node \\?"[^"]*" not found|node is not registered yet'
+"""What the kubelet repeats until the API has its node: never a cause."""
+COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+"""Each needs those before it: without etcd the others end as well."""
+LOGS = "/var/log/pods"
+_COMMAND_FAILED = '"command failed"'
+"""What Kubernetes' programs write last (component-base/cli/run.go)."""
+_LOST = '"leaderelection lost"'
+_END_OF_LOG = 100_000
+"""Bytes of a component's log that are read."""
 
 
-def failure(verb: str, result: CommandResult, kubelet: Problem | None) -> MachineProblem:
-    """Why kubeadm failed; with the cause in the kubelet's journal if kubeadm only waited for the kubelet or the API."""
+def failure(verb: str, result: CommandResult, waited_for: Problem | None) -> MachineProblem:
+    """Why kubeadm failed; with ``waited_for``, what ``cause_of_wait`` found, if kubeadm only waited for others."""
     cause = kubeadm_error(result.text)
     waited = result.code == _TIMED_OUT or re.search(r"kubelet|timed out|deadline|wait|connect", cause.found)
     found = f"kubeadm {verb}: {cause.found}"
     # kubeadm's own checks fail before it starts the kubelet.
-    if kubelet and waited and not cause.found.startswith("[ERROR "):
-        return MachineProblem(f"{found}; kubelet: {kubelet.found}", "", kubelet.remedy or cause.remedy, result.text)
+    if waited_for and waited and not cause.found.startswith("[ERROR "):
+        return MachineProblem(f"{found}; {waited_for.found}", "", waited_for.remedy or cause.remedy, result.text)
     return MachineProblem(found, "", cause.remedy, result.text)
+
+
+def cause_of_wait(since: float) -> Problem | None:
+    """Why the control plane on this machine does not work: a component that ended, else the kubelet's error.
+
+    ``since`` is in seconds of this machine's clock. None if neither has an error.
+    """
+    if component := component_error(since):
+        return component
+    kubelet = kubelet_error(since)
+    return Problem(f"kubelet: {kubelet.found}", remedy=kubelet.remedy) if kubelet else None
 
 
 def kubeadm_error(text: str) -> Problem:
@@ -68,12 +94,91 @@ def parse_kubelet(journal: str) -> Problem | None:
             errors.append(found.group(1))
     if not errors:
         return None
-    fatal = [line for line in errors if line.startswith('"command failed"')]
+    fatal = [line for line in errors if line.startswith(_COMMAND_FAILED)]
     if fatal:
-        plain = re.search(r'err="((?:[^"\\]|\\.)*)"', fatal[-1])
-        text = plain.group(1).replace('\\"', '"') if plain else fatal[-1]
-        return causes.of(Program.KUBELET, text)
+        return causes.of(Program.KUBELET, _command_error(fatal[-1]))
     # Until the API server runs, the kubelet reports that it cannot connect to it: only pulls of images count.
-    return causes.of_pull("\n".join(line for line in errors if "pull" in line)) or causes.of(
-        Program.KUBELET, errors[-1]
-    )
+    if pull := causes.of_pull("\n".join(line for line in errors if "pull" in line)):
+        return pull
+    telling = [line for line in errors if not re.search(_WITHOUT_API, line)]
+    return causes.of(Program.KUBELET, (telling or errors)[-1])
+
+
+def component_error(since: float, names: Sequence[str] = COMPONENTS) -> Problem | None:
+    """The first of these components of this machine's control plane that ended by an error after ``since``, with it.
+
+    From the files that the kubelet names, which are there without an API or a runtime. None if they have no error: a
+    component may also be slow, or not have been started.
+
+    Source: kubelet 1.36, pkg/kubelet/kuberuntime/helpers.go: NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log.
+    """
+    for name in names:
+        for path in _newest(_logs_of(name), since):
+            if cause := parse_component(_end_of(path)):
+                return Problem(f"{name} ended: {cause.found}", remedy=cause.remedy)
+    return None
+
+
+def refuses_argument(name: str, since: float) -> bool:
+    """Whether two attempts of a component ended after ``since`` because of an argument, with which none ever starts.
+
+    One may be of a pod before: the kubelet may start it once more before it sees that its manifest was replaced.
+    """
+    errors = map(parse_component, map(_end_of, _newest(_logs_of(name), since)))
+    return sum(error is not None and bool(re.search(causes.BAD_ARGUMENT, error.found)) for error in errors) > 1
+
+
+def parse_component(log: str) -> Problem | None:
+    """Why a component ended, from its log as containerd or Docker keeps it; None if the log has no such line."""
+    fatal = [text for line in log.splitlines() if (text := _fatal(_written(line)))]
+    return causes.of(Program.COMPONENT, fatal[-1]) if fatal else None
+
+
+def _command_error(message: str) -> str:
+    plain = re.search(r'err="((?:[^"\\]|\\.)*)"', message)
+    return plain.group(1).replace('\\"', '"') if plain else message
+
+
+def _logs_of(name: str) -> str:
+    return f"{LOGS}/kube-system_{name}-*/{name}/*.log"
+
+
+def _newest(pattern: str, since: float) -> list[str]:
+    """The logs that were written after ``since``, the newest first: a component may run again when this is asked."""
+    written = {}
+    for path in glob.glob(pattern):
+        with contextlib.suppress(OSError):  # the kubelet removes those of old attempts
+            written[path] = os.stat(path).st_mtime
+    return sorted((path for path, at in written.items() if at >= since), key=written.__getitem__, reverse=True)
+
+
+def _end_of(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _END_OF_LOG))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _written(line: str) -> str:
+    """A line of a log without what the runtime adds: containerd a time and a stream, Docker an object of JSON."""
+    if line.startswith('{"log":'):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(line)["log"]).rstrip("\n")
+    return re.sub(r"^\S+ std(?:out|err) [FP] ", "", line, count=1)
+
+
+def _fatal(line: str) -> str:
+    """The error with which a program ended, if this line has it, else "": klog's, etcd's (zap), or the Go runtime's."""
+    if klog := re.match(r"([EF])\d{4} [\d:.]+\s+\d+ \S+\] (.*)", line):
+        severity, message = klog.groups()
+        if message.startswith(_COMMAND_FAILED):
+            return _command_error(message)
+        return message if severity == "F" or message.startswith(_LOST) else ""
+    if re.match(r'\{"level":"(fatal|panic)"', line):
+        with contextlib.suppress(ValueError, AttributeError):
+            entry = json.loads(line)
+            return ": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key))
+    plain = re.match(r"(?:Error: |panic: |fatal error: |flag provided but not defined: ).*", line)
+    return plain.group() if plain else ""

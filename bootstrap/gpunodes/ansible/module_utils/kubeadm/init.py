@@ -23,7 +23,7 @@ from ..problem import MachineProblem, Problem
 from ..process import run
 from ..report import Difference, Report, of_file
 from . import command, reset, static_pods
-from .errors import kubelet_error
+from .errors import cause_of_wait
 
 RANDOM_KEY = "{random key}"
 _INIT_DESCRIPTION = "kubeadm init"
@@ -31,6 +31,8 @@ _INIT_DESCRIPTION = "kubeadm init"
 _POLL_S = 1.0
 _BOOT_S = 300
 """Seconds that a control plane may take to respond after its machine has booted."""
+_BACKOFF_S = 300
+"""The most seconds between two starts of a component that ends (kubelet, MaxContainerBackOff)."""
 _APPS = "/apis/apps/v1/namespaces/kube-system"
 _LABELS = "label the node"
 
@@ -181,6 +183,7 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) ->
 
     Raises MachineProblem if it may have worked at any time, or if gpunodes did not start its init.
     """
+    began = time.time()
     unfinished = machine_ledger.kubeadm == "init started"
     client = kube_api.admin(patience_s=0) if kubeconfig.load(kubeconfig.ADMIN) else None
     complete = client is not None and os.path.exists(reset.MANIFEST)
@@ -189,7 +192,13 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) ->
     if complete and client and _responds(client, patience_s, check):
         # With the default patience, so that a brief failure does not look like a missing part.
         client = kube_api.admin()
-        missing = _missing_parts(client)
+        try:
+            missing = _missing_parts(client)
+        except ApiError as error:
+            # kubeadm lets the administrator in as soon as the API server responds: nobody has used this cluster.
+            if error.status == kube_api.FORBIDDEN and unfinished and not _finalised():
+                return False
+            raise
         if not missing:
             return True
         if unfinished and not _in_use(client):
@@ -201,7 +210,7 @@ def _control_plane_works(machine_ledger: Ledger, limit_s: float, check: bool) ->
         )
     if unfinished and not _finalised():
         return False
-    cause = kubelet_error() or Problem("its API server does not respond")
+    cause = cause_of_wait(began - _BACKOFF_S) or Problem("its API server does not respond")
     see = "see `journalctl -u kubelet` and `crictl ps -a`; gpunodes reset destroys the cluster and frees the machine"
     raise MachineProblem(
         f"the control plane on this machine does not work: {cause.found}",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -161,36 +160,18 @@ def _write_files(files: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _restart(name: str, text: str, machine_ledger: Ledger, limit_s: float) -> None:
-    """Restart a static pod with this manifest; raises MachineProblem, with what its container logged, if it fails."""
-    address = compared.address()
-    try:
-        static_pods.restart(name, machine_ledger, limit_s, lambda: _is_ready(name, address), text)
-        before = containers.ids(name)
-        time.sleep(_SETTLE_S)
-        if containers.ids(name) != before or not _is_ready(name, address):
-            raise MachineProblem(f"the static pod {name} did not stay ready for {_SETTLE_S:.0f} s")
-    except MachineProblem as error:
-        problem = error.problem
-        raise MachineProblem(
-            f"{problem.found}{_logged(name)}", problem.wanted or "a ready static pod", problem.remedy
-        ) from error
+    """Restart a static pod with this manifest; raises MachineProblem if it does not become ready and stay so."""
+    address, began = compared.address(), time.time()
+    static_pods.restart(name, machine_ledger, limit_s, lambda: _is_ready(name, address), text)
+    before = containers.ids(name)
+    time.sleep(_SETTLE_S)
+    if containers.ids(name) != before or not _is_ready(name, address):
+        raise static_pods.not_ready(name, f"the static pod {name} did not stay ready for {_SETTLE_S:.0f} s", began)
 
 
 def _is_ready(name: str, address: str) -> bool:
     # Another API server behind the cluster's endpoint is not the one that was changed.
     return not kube_api.local_problem(address) if name == drift.API_SERVER else static_pods.is_ready(name)
-
-
-def _logged(name: str) -> str:
-    """What a component's newest container with a log said about its end, as a part of a sentence."""
-    # One that has just started has logged nothing yet: the one before ended.
-    for container in containers.ids(name, every=True)[:2]:
-        done = containers.crictl(["logs", "--tail=40", container])
-        lines = [line.strip() for line in (done.err + "\n" + done.out).splitlines() if line.strip()]
-        telling = [line for line in lines if line.lower().startswith("error") or re.match(r"F\d{4}", line)]
-        if lines:
-            return f"; it logged: {tree.shown((telling or lines)[-1][:300])}"
-    return ""
 
 
 def _taken_back(error: MachineProblem, machine_ledger: Ledger, limit_s: float) -> MachineProblem:

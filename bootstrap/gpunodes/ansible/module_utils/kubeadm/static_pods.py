@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from .. import containers, disk, etcdctl, kube_api, kubeconfig, static_pod_files
 from ..ledger import Ledger
 from ..problem import MachineProblem
+from .errors import component_error, refuses_argument
 
 AWAY = "/etc/kubernetes/gpunodes-manifests"
 _POLL_S = 1.0
@@ -66,7 +67,7 @@ def restart(
             f"the static pod {name} of a control plane",
             "see `ls /etc/kubernetes/manifests`",
         )
-    deadline = time.monotonic() + limit_s
+    deadline, began = time.monotonic() + limit_s, time.time()
     before = set(containers.ids(name))
     try:
         stop([name], machine_ledger, limit_s)
@@ -74,12 +75,20 @@ def restart(
             disk.write(manifest, manifest_text, 0o600)
     finally:
         _back(name, machine_ledger)
-    _wait(
-        lambda: bool(set(containers.ids(name)) - before) and (ready or (lambda: is_ready(name)))(),
-        deadline,
-        f"the static pod {name} is not ready after its restart",
-        f"see `crictl ps -a --name {name}` and its logs, and `journalctl -u kubelet`",
-    )
+    works = ready or (lambda: is_ready(name))
+    while not (set(containers.ids(name)) - before and works()):
+        if time.monotonic() > deadline or refuses_argument(name, began):
+            raise not_ready(name, f"the static pod {name} is not ready after its restart", began)
+        time.sleep(_POLL_S)
+
+
+def not_ready(name: str, found: str, since: float) -> MachineProblem:
+    """The problem of a static pod, with the error by which its component ended after ``since``, if it did."""
+    remedy = f"see `crictl ps -a --name {name}` and its logs, and `journalctl -u kubelet`"
+    cause = component_error(since, [name])
+    if cause is None:
+        return MachineProblem(found, "a kubelet that follows the manifests of its folder", remedy)
+    return MachineProblem(f"{found}: {cause.found}", "a ready static pod", cause.remedy or remedy)
 
 
 def stop(names: Iterable[str], machine_ledger: Ledger, limit_s: float) -> None:
@@ -93,12 +102,14 @@ def stop(names: Iterable[str], machine_ledger: Ledger, limit_s: float) -> None:
             os.replace(static_pod_files.path(name), away(name))
     deadline = time.monotonic() + limit_s
     for name in names:
-        _wait(
-            lambda name=name: not containers.ids(name),  # type: ignore[misc]  # binds the loop's variable
-            deadline,
-            f"the static pod {name} does not end",
-            "see `journalctl -u kubelet`: the kubelet must run",
-        )
+        while containers.ids(name):
+            if time.monotonic() > deadline:
+                raise MachineProblem(
+                    f"the static pod {name} does not end",
+                    "a kubelet that follows the manifests of its folder",
+                    "see `journalctl -u kubelet`: the kubelet must run",
+                )
+            time.sleep(_POLL_S)
 
 
 def start(names: Iterable[str], machine_ledger: Ledger) -> None:
@@ -155,10 +166,3 @@ def _back(name: str, machine_ledger: Ledger) -> None:
             os.replace(away(name), static_pod_files.path(name))
     if machine_ledger.manifests.pop(name, None):
         machine_ledger.save()
-
-
-def _wait(done: Callable[[], bool], deadline: float, found: str, remedy: str) -> None:
-    while not done():
-        if time.monotonic() > deadline:
-            raise MachineProblem(found, "a kubelet that follows the manifests of its folder", remedy)
-        time.sleep(_POLL_S)
