@@ -260,7 +260,7 @@ def check_live(fault: Fault, live: dict[str, Any], output: str) -> None:
     assert live["xids"] == sorted({xid for each in so_far for xid in each.xids})
     assert live["gpus"] == {"expected": 2, "seen": fault.seen}
     assert fault.rules <= rules(live), live
-    suffix = "" if action is Action.NONE else f", {action.value.replace('_', ' ')}"
+    suffix = "" if action is Action.NONE else f", {action.value}"
     assert re.search(rf'"msg": "{fault.machine}: {state.value}{suffix}[;"]', output), output
 
 

@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .. import causes, tree
 from ..causes import Program
@@ -113,9 +113,8 @@ def component_error(since: float, names: Sequence[str] = COMPONENTS) -> Problem 
     Source: kubelet 1.36, pkg/kubelet/kuberuntime/helpers.go: NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log.
     """
     for name in names:
-        for path in _newest(_logs_of(name), since):
-            if cause := parse_component(_end_of(path)):
-                return Problem(f"{name} ended: {cause.found}", remedy=cause.remedy)
+        for error in _errors_of(name, since):
+            return Problem(f"{name} ended: {error.found}", remedy=error.remedy)
     return None
 
 
@@ -124,8 +123,8 @@ def refuses_argument(name: str, since: float) -> bool:
 
     One may be of a pod before: the kubelet may start it once more before it sees that its manifest was replaced.
     """
-    errors = map(parse_component, map(_end_of, _newest(_logs_of(name), since)))
-    return sum(error is not None and bool(re.search(causes.BAD_ARGUMENT, error.found)) for error in errors) > 1
+    refused = [error for error in _errors_of(name, since) if re.search(causes.BAD_ARGUMENT, error.found)]
+    return len(refused) > 1
 
 
 def parse_component(log: str) -> Problem | None:
@@ -139,17 +138,15 @@ def _command_error(message: str) -> str:
     return plain.group(1).replace('\\"', '"') if plain else message
 
 
-def _logs_of(name: str) -> str:
-    return f"{LOGS}/kube-system_{name}-*/{name}/*.log"
-
-
-def _newest(pattern: str, since: float) -> list[str]:
-    """The logs that were written after ``since``, the newest first: a component may run again when this is asked."""
+def _errors_of(name: str, since: float) -> Iterator[Problem]:
+    """Why attempts of a component ended after ``since``, the newest first; none for one that runs."""
     written = {}
-    for path in glob.glob(pattern):
+    for path in glob.glob(f"{LOGS}/kube-system_{name}-*/{name}/*.log"):
         with contextlib.suppress(OSError):  # the kubelet removes those of old attempts
             written[path] = os.stat(path).st_mtime
-    return sorted((path for path, at in written.items() if at >= since), key=written.__getitem__, reverse=True)
+    for path in sorted(written, key=written.__getitem__, reverse=True):
+        if written[path] >= since and (error := parse_component(_end_of(path))):
+            yield error
 
 
 def _end_of(path: str) -> str:
