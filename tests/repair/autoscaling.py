@@ -199,7 +199,8 @@ def _programs(server: ApiServer, address: str, limits: Mapping[str, str]) -> dic
         scheduler = gobuild.programs(known.minors[MINOR].kubernetes, go, cache(), print) / "kube-scheduler"
         autoscaler = gobuild.programs(known.components["cluster-autoscaler"], go, cache(), print) / "cluster-autoscaler"
     config = server.folder / "cloud.yaml"
-    config.write_text(f"address: {address}\n")
+    # As the role has it: an order of many machines is one write, which waits for those of machines that start.
+    config.write_text(f"address: {address}\ngrpc_timeout: 30s\n")
     # By default its metrics are at port 8085, which another run may have.
     address = f"127.0.0.1:{free_port()}"
     options = {**_OPTIONS, **limits, "kubeconfig": server.kubeconfig, "cloud-config": config, "address": address}
