@@ -86,9 +86,9 @@ class Operator:
             assert done.returncode == code, done.stdout + done.stderr
         return done
 
-    def document(self, *argv: str, code: int | None = 0) -> dict[str, Any]:
+    def document(self, *argv: str, code: int | None = 0, limit_s: float = LONG) -> dict[str, Any]:
         """Run a command with --json; returns its document, which must be the whole standard output."""
-        document: dict[str, Any] = json.loads(self.gpunodes(*argv, "--json", code=code).stdout)
+        document: dict[str, Any] = json.loads(self.gpunodes(*argv, "--json", code=code, limit_s=limit_s).stdout)
         return document
 
     def start(self, *argv: str) -> subprocess.Popen[str]:

@@ -100,7 +100,7 @@ def test_one_after_the_other_and_the_api_answers(operator: Operator) -> None:
     url = f"https://{vip}:6443/readyz"
     # Each request is a TLS handshake of an emulated machine, whose processor the upgrade needs.
     with availability.watched(url, interval_s=2.0, timeout_s=availability.SLOW_S) as prober:
-        done = json.loads(operator.gpunodes(*UPGRADE, "--json", limit_s=6 * LONG).stdout)
+        done = operator.document(*UPGRADE, limit_s=6 * LONG)
     outcomes = [{each["name"]: each["outcome"] for each in rollout["machines"]} for rollout in done["rollouts"]]
     # The last part, the add-ons, is no machine's.
     assert outcomes == [*([dict.fromkeys(CONTROLS, "done")] * 2), {}]
