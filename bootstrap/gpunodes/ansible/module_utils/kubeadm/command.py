@@ -17,7 +17,9 @@ from .errors import cause_of_wait, failure
 
 PRIVATE = "/run/gpunodes"
 KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
-_RUNTIME_PAUSE_S = 5.0
+_PAUSE_S = 5.0
+_JOB_ATTEMPTS = 3
+"""Runs of kubeadm upgrade whose test job may take longer than its minute: later ones find image and API warm."""
 _KUBELET_SYSCTLS = (
     # Settings that the kubelet and kube-proxy change (pkg/kubelet/cm, pkg/proxy: 1.36).
     "vm.overcommit_memory",
@@ -78,9 +80,14 @@ def run(
             disk.write(f"{PRIVATE}/patches/{name}.json", json.dumps(patch), 0o600)
         deadline = time.monotonic() + limit_s
         result = execute(command, limit_s, without_proxies())
-        while _runtime_was_slow(result) and time.monotonic() < deadline:
-            time.sleep(_RUNTIME_PAUSE_S)
+        attempts = 1
+        while time.monotonic() < deadline and (
+            _only(result, "CRI", "DeadlineExceeded")
+            or (_only(result, "CreateJob", "did not complete in") and attempts < _JOB_ATTEMPTS)
+        ):
+            time.sleep(_PAUSE_S)
             result = execute(command, deadline - time.monotonic(), without_proxies())
+            attempts += 1
     finally:
         tree.remove(PRIVATE)
     if not result.ok:
@@ -108,10 +115,11 @@ def end(machine_ledger: Ledger, stage: str) -> None:
     machine_ledger.save()
 
 
-def _runtime_was_slow(result: CommandResult) -> bool:
-    """Whether only the container runtime's check timed out: kubeadm waits two seconds and has changed nothing then.
+def _only(result: CommandResult, check: str, words: str) -> bool:
+    """Whether this check of kubeadm, with these words, is all that failed: kubeadm has changed nothing then.
 
-    Source: kubeadm 1.36 app/util/runtime.
+    It gives the container runtime two seconds, and the job that tests a cluster before its upgrade a minute.
+    Source: kubeadm 1.36 app/util/runtime, app/phases/upgrade/health.go.
     """
-    checks = re.findall(r"\[ERROR [^]]+\]: .*", result.text)
-    return bool(checks) and all("[ERROR CRI]" in check and "DeadlineExceeded" in check for check in checks)
+    failed = re.findall(r"\[ERROR [^]]+\]: .*", result.text)
+    return bool(failed) and all(f"[ERROR {check}]" in each and words in each for each in failed)
