@@ -18,8 +18,17 @@ from .errors import cause_of_wait, failure
 PRIVATE = "/run/gpunodes"
 KUBELET_CONFIG = "/var/lib/kubelet/config.yaml"
 _PAUSE_S = 5.0
+_SLOW_RUNTIME = (
+    r"\[ERROR (CRI|ContainerRuntimeVersion|ImagePull(?=\]: could not connect to the container runtime: ))\]"
+    ".*DeadlineExceeded"
+)
+"""The runtime did not respond to a check in two seconds. ImagePull has other errors, of images.
+
+Source: kubeadm 1.36 app/util/runtime, app/preflight/checks.go.
+"""
+_SLOW_JOB = r"\[ERROR CreateJob\]: .* did not complete in "
+"""The job that tests a cluster before its upgrade took longer than a minute. Source: app/phases/upgrade/health.go."""
 _JOB_ATTEMPTS = 3
-"""Runs of kubeadm upgrade whose test job may take longer than its minute: later ones find image and API warm."""
 _KUBELET_SYSCTLS = (
     # Settings that the kubelet and kube-proxy change (pkg/kubelet/cm, pkg/proxy: 1.36).
     "vm.overcommit_memory",
@@ -82,8 +91,7 @@ def run(
         result = execute(command, limit_s, without_proxies())
         attempts = 1
         while time.monotonic() < deadline and (
-            _only(result, "CRI", "DeadlineExceeded")
-            or (_only(result, "CreateJob", "did not complete in") and attempts < _JOB_ATTEMPTS)
+            _only(_SLOW_RUNTIME, result) or (_only(_SLOW_JOB, result) and attempts < _JOB_ATTEMPTS)
         ):
             time.sleep(_PAUSE_S)
             result = execute(command, deadline - time.monotonic(), without_proxies())
@@ -115,11 +123,7 @@ def end(machine_ledger: Ledger, stage: str) -> None:
     machine_ledger.save()
 
 
-def _only(result: CommandResult, check: str, words: str) -> bool:
-    """Whether this check of kubeadm, with these words, is all that failed: kubeadm has changed nothing then.
-
-    It gives the container runtime two seconds, and the job that tests a cluster before its upgrade a minute.
-    Source: kubeadm 1.36 app/util/runtime, app/phases/upgrade/health.go.
-    """
-    failed = re.findall(r"\[ERROR [^]]+\]: .*", result.text)
-    return bool(failed) and all(f"[ERROR {check}]" in each and words in each for each in failed)
+def _only(pattern: str, result: CommandResult) -> bool:
+    """Whether all errors of kubeadm's checks are this one: it has changed nothing then."""
+    errors = re.findall(r"\[ERROR [^]]+\]: .*", result.text)
+    return bool(errors) and all(re.match(pattern, error) for error in errors)
