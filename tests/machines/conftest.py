@@ -247,7 +247,9 @@ class LabSpec:
         return (*self.control_plane_names, *workers, *(f"gpu-{number + 1}" for number in range(self.gpu_workers)))
 
 
-SLOW_RESTARTS = {"etcd_restored_timeout": 900, "certificates_renewed_timeout": 900}
+SLOW_RESTARTS = dict.fromkeys(
+    ("etcd_restored_timeout", "certificates_renewed_timeout", "control_plane_restart_timeout"), 900
+)
 """Settings of a cluster whose static pods are restarted: an emulated API server may need minutes to start."""
 
 

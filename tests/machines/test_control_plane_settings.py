@@ -9,10 +9,10 @@ import json
 
 import yaml
 
-from .conftest import LONG, LabSpec, Operator, lines
+from .conftest import LONG, SLOW_RESTARTS, LabSpec, Operator, lines
 from .etcd_members import CRICTL, FIRST, KUBECTL, SECOND, regroup, voters
 
-LAB = LabSpec("debian13", workers=0, control_planes=2)
+LAB = LabSpec("debian13", workers=0, control_planes=2, settings=SLOW_RESTARTS)
 CONTROLS = (FIRST, SECOND)
 
 
