@@ -86,9 +86,9 @@ class Operator:
             assert done.returncode == code, done.stdout + done.stderr
         return done
 
-    def document(self, *argv: str, code: int | None = 0) -> dict[str, Any]:
+    def document(self, *argv: str, code: int | None = 0, limit_s: float = LONG) -> dict[str, Any]:
         """Run a command with --json; returns its document, which must be the whole standard output."""
-        document: dict[str, Any] = json.loads(self.gpunodes(*argv, "--json", code=code).stdout)
+        document: dict[str, Any] = json.loads(self.gpunodes(*argv, "--json", code=code, limit_s=limit_s).stdout)
         return document
 
     def start(self, *argv: str) -> subprocess.Popen[str]:
@@ -247,7 +247,9 @@ class LabSpec:
         return (*self.control_plane_names, *workers, *(f"gpu-{number + 1}" for number in range(self.gpu_workers)))
 
 
-SLOW_RESTARTS = {"etcd_restored_timeout": 900, "certificates_renewed_timeout": 900}
+SLOW_RESTARTS = dict.fromkeys(
+    ("etcd_restored_timeout", "certificates_renewed_timeout", "control_plane_restart_timeout"), 900
+)
 """Settings of a cluster whose static pods are restarted: an emulated API server may need minutes to start."""
 
 

@@ -9,10 +9,10 @@ import json
 
 import yaml
 
-from .conftest import LONG, LabSpec, Operator, lines
+from .conftest import LONG, SLOW_RESTARTS, LabSpec, Operator, lines
 from .etcd_members import CRICTL, FIRST, KUBECTL, SECOND, regroup, voters
 
-LAB = LabSpec("debian13", workers=0, control_planes=2)
+LAB = LabSpec("debian13", workers=0, control_planes=2, settings=SLOW_RESTARTS)
 CONTROLS = (FIRST, SECOND)
 
 
@@ -46,7 +46,7 @@ def test_changed_settings_are_drift_and_rolled_out(operator: Operator) -> None:
         assert operator.each(CONTROLS, "grep -c -e --v=4 /etc/kubernetes/manifests/kube-scheduler.yaml || true") == {
             name: ["0"] for name in CONTROLS
         }
-        done = operator.document("rollout", "apply", "--yes")
+        done = operator.document("rollout", "apply", "--yes", limit_s=2 * LONG)
         assert {each["name"]: each["outcome"] for each in done["machines"]} == dict.fromkeys(CONTROLS, "done")
         assert operator.each(CONTROLS, "grep -c -e --v=4 /etc/kubernetes/manifests/kube-scheduler.yaml") == {
             name: ["1"] for name in CONTROLS
@@ -63,7 +63,7 @@ def test_changed_settings_are_drift_and_rolled_out(operator: Operator) -> None:
         # A setting with which the scheduler does not start: everything is as before.
         broken = {**changed, "scheduler": {**changed["scheduler"], "no-such-flag": "1"}}
         path.write_text(yaml.safe_dump({"gpunodes_component_arguments": broken}), encoding="utf-8")
-        failed = operator.document("rollout", "apply", "--yes", FIRST, code=3)
+        failed = operator.document("rollout", "apply", "--yes", FIRST, code=3, limit_s=2 * LONG)
         assert {each["outcome"] for each in failed["machines"]} == {"undone"}
         assert "unknown flag" in failed["stopped"]
         assert lines(

@@ -90,7 +90,7 @@ def test_one_node_after_the_other_while_a_job_goes_on(operator: Operator) -> Non
     assert loaded(operator) == {"gpu-1": NEW, "gpu-2": OLD}
     assert {label: pod(operator, label) for label in before} == before, "neither pod noticed"
     operator.ssh("gpu-2", "touch /run/train/end")
-    assert running.wait(timeout=LONG) == 0
+    assert running.wait(timeout=2 * LONG) == 0
     assert (job(operator, "succeeded"), job(operator, "failed")) == ("1", "")
     assert loaded(operator) == dict.fromkeys(MACHINES, NEW)
     assert pod(operator, "app=cpu") == before["app=cpu"], "a pod without GPUs stays"
@@ -102,7 +102,7 @@ def test_one_node_after_the_other_while_a_job_goes_on(operator: Operator) -> Non
 
 
 def test_a_driver_that_does_not_build_is_taken_back_and_the_roll_out_stops(operator: Operator) -> None:
-    done = operator.document("gpu", "upgrade", "gpu-*", "--driver", "595", "--yes", code=3)
+    done = operator.document("gpu", "upgrade", "gpu-*", "--driver", "595", "--yes", code=3, limit_s=2 * LONG)
     assert {each["name"]: each["outcome"] for each in done["machines"]} == {"gpu-1": "undone", "gpu-2": None}
     assert "does not build for the kernel" in done["stopped"]
     assert loaded(operator) == dict.fromkeys(MACHINES, NEW)

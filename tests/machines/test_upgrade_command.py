@@ -120,7 +120,7 @@ def test_killed_in_every_stage_the_kubelets_follow_and_what_cannot_leave_stays(o
         assert status["rollout"]["options"]["canary"] == 1
     assert operator.document("status")["version"].startswith("v1.36")
     assert versions(operator)["worker-2"] == "v1.35"
-    done = operator.document("rollout", "resume", code=3)
+    done = operator.document("rollout", "resume", code=3, limit_s=2 * LONG)
     assert outcomes(done) == {"control-1": "done", "worker-1": "done", "worker-2": "not-drained"}
     assert "default/stubborn-" in json.dumps(done)
     assert versions(operator) == {"control-1": "v1.36", "worker-1": "v1.36", "worker-2": "v1.35"}
@@ -133,7 +133,7 @@ def test_killed_in_every_stage_the_kubelets_follow_and_what_cannot_leave_stays(o
 
 def test_the_rest_follows_when_the_budget_allows_it(operator: Operator) -> None:
     operator.kubectl("delete", "pdb", "stubborn")
-    done = operator.document(*UPGRADE)
+    done = operator.document(*UPGRADE, limit_s=2 * LONG)
     # The last part, the add-ons, is no machine's.
     assert [outcomes(each) for each in done["rollouts"]] == [{"worker-2": "done"}, {}]
     assert set(versions(operator).values()) == {"v1.36"}
@@ -152,9 +152,9 @@ def test_the_rest_follows_when_the_budget_allows_it(operator: Operator) -> None:
 
 def test_a_worker_goes_back_and_forth(operator: Operator) -> None:
     operator.gpunodes("upgrade", "rollback", "control-1", "--yes", code=2)
-    done = operator.document("upgrade", "rollback", "worker-1", "--yes")
+    done = operator.document("upgrade", "rollback", "worker-1", "--yes", limit_s=2 * LONG)
     assert outcomes(done) == {"worker-1": "done"}
     assert versions(operator)["worker-1"] == "v1.35", "the roll-out waits until the node reports it"
-    done = operator.document(*UPGRADE)
+    done = operator.document(*UPGRADE, limit_s=2 * LONG)
     assert [outcomes(each) for each in done["rollouts"]] == [{"worker-1": "done"}, {}]
     assert set(versions(operator).values()) == {"v1.36"}

@@ -56,6 +56,8 @@ _OPTIONS = {
     "v": "2",
 }
 """The options of the role `autoscaler`, with shorter times."""
+_BOOT_TIMES = ("max-node-provision-time", "scale-down-unready-time")
+"""Those that the role sets to gpunodes_autoscale_boot_timeout."""
 _STATUS_TAINTS = [f"--status-taint={taint}" for taint in (STOPPING, MORE_GPUS)]
 
 
@@ -146,12 +148,14 @@ def running(
     pools: Mapping[str, tuple[int, int, int]],
     machines: Mapping[str, str],
     connect: Callable[[StoreWithLogs], PoweredMachines] | None = None,
+    boot_s: float | None = None,
 ) -> Iterator[Site]:
     """Scheduler, autoscaler and power server for these machines (name: pool) and pools (min, max, priority).
 
-    ``connect`` makes the power control of the machines in place of simulated ones.
+    ``connect`` makes the power control of the machines in place of simulated ones. ``boot_s`` is how long a machine may
+    take to come into service, in place of short times that are enough for a few.
     """
-    planned = plan.parse(document(machines, pools))
+    planned = plan.parse(document(machines, pools) | ({"boot_s": boot_s} if boot_s else {}))
     fleet = SimulatedMachines(server, planned)
     with contextlib.ExitStack() as held:
         session = held.enter_context(contextlib.closing(server_session(server)))
@@ -171,7 +175,8 @@ def running(
         held.callback(stop.set)
         lines = "".join(f"{each[2]}:\n  - ^{name}$\n" for name, each in pools.items())
         _create(server, "configmaps", "cluster-autoscaler-priority-expander", {"data": {"priorities": lines}})
-        for name, argv in _programs(server, address).items():
+        limits = dict.fromkeys(_BOOT_TIMES, f"{boot_s:.0f}s") if boot_s else {}
+        for name, argv in _programs(server, address, limits).items():
             held.enter_context(_process(server.folder / f"{name}.log", argv))
         yield Site(server, fleet, power, session)
 
@@ -187,17 +192,18 @@ def _look(power: PowerServer, machines: SimulatedMachines, stop: threading.Event
         power.look()
 
 
-def _programs(server: ApiServer, address: str) -> dict[str, list[str]]:
+def _programs(server: ApiServer, address: str, limits: Mapping[str, str]) -> dict[str, list[str]]:
     known = pins.load()
     with cached.locked(cache(), print):
         go = gobuild.toolchain(cache(), known, print)
         scheduler = gobuild.programs(known.minors[MINOR].kubernetes, go, cache(), print) / "kube-scheduler"
         autoscaler = gobuild.programs(known.components["cluster-autoscaler"], go, cache(), print) / "cluster-autoscaler"
     config = server.folder / "cloud.yaml"
-    config.write_text(f"address: {address}\n")
+    # As the role has it: an order of many machines is one write, which waits for those of machines that start.
+    config.write_text(f"address: {address}\ngrpc_timeout: 30s\n")
     # By default its metrics are at port 8085, which another run may have.
     address = f"127.0.0.1:{free_port()}"
-    options = {**_OPTIONS, "kubeconfig": server.kubeconfig, "cloud-config": config, "address": address}
+    options = {**_OPTIONS, **limits, "kubeconfig": server.kubeconfig, "cloud-config": config, "address": address}
     same = ["--kubeconfig", str(server.kubeconfig), "--leader-elect=false", "--secure-port=0"]
     return {
         "scheduler": [str(scheduler), *same],

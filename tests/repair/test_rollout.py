@@ -30,6 +30,9 @@ MACHINES = 60
 POOLS = 2
 BUDGET = 8
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+_WATCH_S = 4 * 3600
+"""Longer than any roll-out here. By default the API server ends a watch after 30 to 60 minutes (its flag
+min-request-timeout)."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,8 @@ class Watcher:
         self.most = 0
 
     def __enter__(self) -> Watcher:
-        folder, path = self._server.folder, f"https://127.0.0.1:{self._server.port}/api/v1/nodes?watch=true"
+        folder, query = self._server.folder, f"watch=true&timeoutSeconds={_WATCH_S}"
+        path = f"https://127.0.0.1:{self._server.port}/api/v1/nodes?{query}"
         certificates: list[str | Path] = [
             "--cacert",
             folder / "ca.crt",
@@ -75,9 +79,11 @@ class Watcher:
     def __exit__(self, *_: object) -> None:
         time.sleep(0.5)
         assert self._process is not None
+        is_complete = self._process.poll() is None and self._thread.is_alive()
         self._process.terminate()
         self._process.wait()
         self._thread.join()
+        assert is_complete, "the watch ended before the roll-out: it did not see all cordons"
 
     def _run(self) -> None:
         assert self._process is not None

@@ -228,6 +228,12 @@ def test_trouble(name: str) -> None:
     assert (verdict.action, verdict.state, verdict.hung_in_driver) == (action, state, state is State.HUNG)
 
 
+def test_the_evidence_of_nvidia_smi_has_no_empty_lines() -> None:
+    message = "\nNVIDIA-SMI has failed.\n  \nInstall the newest driver.\n\n"
+    [finding] = judged(with_(smi={"status": "failed", "xml": None, "message": message})).findings
+    assert finding.evidence == ("NVIDIA-SMI has failed.", "Install the newest driver.")
+
+
 OTHER_HANG = (
     "[9.0] INFO: task mmfsd:77 blocked for more than 120 seconds.\n[9.1]  cxiWaitEventWait+0x1b/0x30 [mmfslinux]\n"
 )

@@ -198,6 +198,9 @@ def test_a_driver_is_replaced_and_put_back_without_a_network(machine: Machine) -
     assert is_old(machine)
     assert machine.active == {"nvidia-persistenced", "nvidia-dcgm"}
     assert not [call for call in machine.calls if "update" in call or "--download-only" in call]
+    # Of a package that its sources have, too, apt would fetch the file there.
+    [installed] = [call for call in machine.calls if any(word.endswith(".deb") for word in call)]
+    assert {*packages.WITHOUT_SOURCES} <= {*installed}
     assert upgrade.undo(SPEC).actions == []
     noted = ledger.load(ledger.path_of("gpu"))
     assert {"nvidia-driver-pinning-590"} <= {*noted.packages}

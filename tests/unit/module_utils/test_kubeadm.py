@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger, pools, static_pod_files
+from gpunodes.ansible.module_utils import facts, kube_api, kubeconfig, ledger, pools, process, static_pod_files
 from gpunodes.ansible.module_utils.host import services
 from gpunodes.ansible.module_utils.kubeadm import command, errors, init, join, reset, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem, Problem
@@ -44,19 +44,53 @@ def test_the_phase_that_failed() -> None:
     assert failure.output == text
 
 
+DEADLINE = "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
+CONNECT = f"could not connect to the container runtime: failed to create new CRI runtime service: {DEADLINE}"
+SLOW = (
+    f"[ERROR CRI]: {CONNECT}",
+    f"\t[ERROR CRI]: {CONNECT}\n\t[ERROR ContainerRuntimeVersion]: {CONNECT}",
+    f"\t[ERROR ContainerRuntimeVersion]: could not check if the runtime config is available: {DEADLINE}",
+    # Of an upgrade, and of a control plane that joins.
+    f"error: error execution phase preflight: [preflight] Some fatal errors occurred:\n\t[ERROR ImagePull]: {CONNECT}",
+)
+OTHERS = (
+    "[ERROR Port-10250]: Port 10250 is in use",
+    f"[ERROR CRI]: {CONNECT}\n[ERROR Port-10250]: Port 10250 is in use",
+    f"[ERROR ImagePull]: failed to pull image registry.k8s.io/pause:3.10.2: {DEADLINE}",
+)
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_a_slow_runtime_is_asked_again_and_another_failure_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: str
 ) -> None:
-    slow = "[ERROR CRI]: could not connect to the container runtime: rpc error: code = DeadlineExceeded desc = ..."
-    answers = [slow, slow, "[ERROR Port-10250]: Port 10250 is in use", ""]
-    calls = iter(answers)
+    calls = iter([*SLOW, other, ""])
     monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
-    monkeypatch.setattr(command, "_RUNTIME_PAUSE_S", 0)
+    monkeypatch.setattr(command, "_PAUSE_S", 0)
     monkeypatch.setattr(command, "cause_of_wait", lambda _: None)
     monkeypatch.setattr(command, "run_while_connected", lambda argv, *_: CommandResult(argv, 1, "", next(calls)))
-    with pytest.raises(MachineProblem, match="Port 10250 is in use"):
+    with pytest.raises(MachineProblem, match=r"Port 10250 is in use|failed to pull image"):
         command.run("join", [{"kind": "JoinConfiguration"}], 60)
     assert list(calls) == [""]
+
+
+def test_the_job_before_an_upgrade_gets_three_minutes_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = '[ERROR CreateJob]: Job "check-1" in the namespace "kube-system" did not complete in 1m0s: ...'
+    asked: list[str] = []
+    monkeypatch.setattr(command, "PRIVATE", str(tmp_path / "private"))
+    monkeypatch.setattr(command, "_PAUSE_S", 0)
+    monkeypatch.setattr(command, "cause_of_wait", lambda _: None)
+
+    def run(argv: list[str], *_: object) -> CommandResult:
+        asked.append(slow)
+        return CommandResult(argv, 1, "", slow)
+
+    monkeypatch.setattr(process, "run_to_end", run)
+    with pytest.raises(MachineProblem, match="did not complete in 1m0s"):
+        command.run("upgrade apply", [{"kind": "UpgradeConfiguration"}], 600, finishes=True)
+    assert len(asked) == 3
 
 
 def test_patches_are_files_that_kubeadm_finds_while_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

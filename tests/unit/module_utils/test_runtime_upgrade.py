@@ -222,6 +222,9 @@ def test_a_runtime_is_replaced_and_put_back_without_a_network(machine: Machine) 
     assert is_old(machine)
     assert upgrade.running(specs, "containerd") == "containerd://1.7.24"
     assert not [call for call in machine.calls if "update" in call or "--download-only" in call]
+    # Of a package that its sources have, too, apt would fetch the file there.
+    [installed] = [call for call in machine.calls if any(word.endswith(".deb") for word in call)]
+    assert {*packages.WITHOUT_SOURCES} <= {*installed}
     assert upgrade.undo(specs).actions == []
     with pytest.raises(MachineProblem, match=r"installed: .*containerd 1\.7"):
         upgrade.verify(specs)

@@ -36,6 +36,11 @@ LOCK_LIMIT_S = 300
 _ARCHIVES = "/var/cache/apt/archives"
 """Where apt keeps the packages that it downloads."""
 _SCRIPTS = "/var/lib/dpkg/info"
+WITHOUT_SOURCES = tuple(
+    f"-oDir::{each}"
+    for each in ("Etc::SourceList=/dev/null", "Etc::SourceParts=/dev/null", "Cache::pkgcache=", "Cache::srcpkgcache=")
+)
+"""apt's options for files of packages alone: of one that a package source has, too, it would fetch the file there."""
 
 
 @dataclass(frozen=True)

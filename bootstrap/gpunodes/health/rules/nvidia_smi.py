@@ -30,7 +30,8 @@ _NVML_UNKNOWN = "Failed to initialize NVML: Unknown Error"
 def smi_message(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     messages = [(record.detail, record.gpu, record.evidence) for record in data.of_kinds(LineKind.SMI_MESSAGE)]
     if data.facts and data.facts.smi.status == "failed":
-        messages.append((data.facts.smi.message, "", tuple(data.facts.smi.message.splitlines())))
+        text = data.facts.smi.message
+        messages.append((text, "", tuple(line for line in text.splitlines() if line.strip())))
     has_values = any("lost" in each.values or each.unread for each in data.gpus)
     for message, gpu, evidence in messages:
         if has_values and message in _VALUES:

@@ -231,7 +231,8 @@ def _install(changes: Changes, target: kept.Kept, gone: Sequence[str]) -> None:
     locks.wait()
     manager.finish_interrupted()
     began = time.time()
-    result = transaction.apt(*transaction.REPLACE, "install", *files, *(f"{name}-" for name in gone))
+    options = (*packages.WITHOUT_SOURCES, *transaction.REPLACE)
+    result = transaction.apt(*options, "install", *files, *(f"{name}-" for name in gone))
     # apt may have released them: an administrator's hold is not in the ledger.
     manager.hold([*manager.installed(held)], held=True)
     if not result.ok:

@@ -222,7 +222,7 @@ def _install(
     changes.ledger.note_packages(name for name in other if name not in before and name not in known)
     changes.save()
     paths = Kept(versions, {}).files(other)
-    result = apt(*REPLACE, "install", *paths)
+    result = apt(*packages.WITHOUT_SOURCES, *REPLACE, "install", *paths)
     # apt may have released them: an administrator's hold is not in the ledger.
     manager.hold([*manager.installed(held)], held=True)
     if not result.ok:
