@@ -263,7 +263,8 @@ class PowerServer(Carrier):
             if found.is_starting and saved and nodes.restored(found, saved):
                 self._store.change(name, lambda node: nodes.restored(node, saved))
             expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
-            serves = found.is_starting and not more and not nodes.not_in_service(found, expected)
+            lacks = nodes.not_in_service(found, expected, network=self.plan.network)
+            serves = found.is_starting and not more and not lacks
             if serves and self._proofs.is_due(name, once=False) and not self._failed_lately(found):
                 self._proofs.give(name, again=True)
             if state.phase is Phase.ON and any(each["key"] == nodes.STOPPING for each in found.taints):
