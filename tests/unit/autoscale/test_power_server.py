@@ -267,6 +267,12 @@ def test_fewer_gpus_than_before_are_not_in_service(site: Site) -> None:
     site.look()
     assert site.phases()["w3"] is Phase.STARTING
     assert site.store.seen_nodes()["w3"].is_starting
+    site.time += 121
+    site.look()
+    site.settle({"w3": Phase.FAILED})
+    assert (
+        site.store.states()["w3"].error == "its node was not in service within 100 s: it offers 1 of 2 nvidia.com/gpu"
+    )
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
