@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
+import functools
 
 import yaml
 
+from . import waiting
 from .conftest import LabSpec, Operator
 from .pods import GPU_IMAGE, start
+from .unhealthy import DRIVER
 
 LAB = LabSpec("debian13", workers=0, gpu_workers=1)
-DRIVER = ("--driver", "580")
 UP_LIMIT_S = 3000.0
 """An emulated machine builds a kernel module while a control plane starts."""
-
-
-def until(expected: Any, read: Callable[[], Any], limit_s: float = 180.0) -> None:
-    """Wait until ``read`` returns this: a pod is ready before its program has printed, a kubelet reports seldom."""
-    deadline = time.monotonic() + limit_s
-    while (found := read()) != expected:
-        assert time.monotonic() < deadline, found
-        time.sleep(5)
+until = functools.partial(waiting.until, limit_s=180.0)
 
 
 def offered(operator: Operator) -> str:
@@ -48,7 +40,10 @@ def test_pods_share_gpus_in_turns(operator: Operator) -> None:
     for name in names:
         start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 3600", {"resources": {"limits": {"nvidia.com/gpu": 1}}})
     operator.kubectl("wait", "--for=condition=Ready", *(f"pod/{name}" for name in names), "--timeout=220s")
-    until([1] * 4, lambda: [operator.kubectl("logs", name).count("UUID: GPU-") for name in names])
+    until(
+        "each lists its GPU",  # ready before its program has printed
+        lambda: [operator.kubectl("logs", name).count("UUID: GPU-") for name in names] == [1] * 4,
+    )
     operator.kubectl("delete", "pod", *names, "--wait=true")
 
 
@@ -56,4 +51,4 @@ def test_whole_gpus_again(operator: Operator) -> None:
     (operator.folder / "inventory" / "host_vars" / "gpu-1.yml").write_text("{}\n")
     operator.gpunodes("join", "gpu-1", *DRIVER)
     assert operator.document("gpu", "verify", "gpu-1")["exit_code"] == 0
-    until("2", lambda: offered(operator))
+    until("the kubelet offers both", lambda: offered(operator) == "2")
