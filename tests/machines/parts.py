@@ -26,8 +26,8 @@ class Part:
     """Tests that run together; ``minutes`` is their duration on two processors without KVM.
 
     Measured for commands, leave, life, power, repair and up. Measured as one part before they were split: docker and
-    gpu-alone (61), gpu and gpu-pods (62), pool and pool-guard (40), adopt and adopt-upgrade (53, under load). Else
-    estimated.
+    gpu-alone (61), gpu and gpu-pods (62), pool and pool-guard (40), adopt and adopt-upgrade (53, under load), burn-in
+    and shares (43). Else estimated.
     """
 
     minutes: int
@@ -62,7 +62,8 @@ PARTS: Mapping[str, Part] = {
     "images": Part(38, ("test_prepare.py", "test_seed.py")),
     "own-network": Part(25, ("test_own_network.py",)),
     "gpu-pods": Part(36, ("test_gpu_pods.py",)),
-    "burn-in": Part(38, ("test_gpu_machines.py",)),
+    "burn-in": Part(33, ("test_gpu_machines.py",)),
+    "shares": Part(27, ("test_gpu_shares.py",)),
     "walkthroughs": Part(39, ("test_walkthroughs.py",)),
     "addons": Part(31, ("test_addons.py",)),
     "network-policy": Part(32, ("test_network_policy.py",)),

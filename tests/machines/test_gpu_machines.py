@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -141,42 +140,3 @@ def test_a_fabric_manager_that_stopped_is_reported(operator: Operator) -> None:
     [machine] = operator.document("health", "gpu-1", code=3)["machines"]
     assert "fabric-manager" in {finding["rule"] for finding in machine["findings"]}
     operator.ssh("gpu-1", "systemctl start nvidia-fabricmanager; rm /usr/local/bin/dcgmi")
-
-
-def until(expected: Any, read: Callable[[], Any], limit_s: float = 180.0) -> None:
-    """Wait until ``read`` returns this: a pod is ready before its program has printed, a kubelet reports seldom."""
-    deadline = time.monotonic() + limit_s
-    while (found := read()) != expected:
-        assert time.monotonic() < deadline, found
-        time.sleep(5)
-
-
-def offered(operator: Operator) -> str:
-    return operator.kubectl("get", "node", "gpu-1", "-o", r"jsonpath={.status.allocatable.nvidia\.com/gpu}").strip()
-
-
-def test_pods_share_gpus_in_turns(operator: Operator) -> None:
-    """Four pods on two GPUs, which compute nothing here."""
-    path = operator.folder / "inventory" / "host_vars" / "gpu-1.yml"
-    path.write_text(yaml.safe_dump({"gpunodes_gpu_sharing": {"mode": "time-slicing", "replicas": 2}}))
-    plan = operator.gpunodes("gpu", "plan", "gpu-1", "--driver", "580").stdout
-    assert "2 GPUs x 2 = 4 shares by time-slicing" in " ".join(plan.split())
-    operator.gpunodes("join", "gpu-1", "--driver", "580")
-    [machine] = operator.document("gpu", "verify", "gpu-1")["machines"]
-    assert {level["level"]: level["state"] for level in machine["levels"]} == dict.fromkeys(
-        ("host", "container", "kubelet", "pod"), "ok"
-    )
-    assert offered(operator) == "4"
-    names = [f"share-{number}" for number in range(4)]
-    for name in names:
-        start(operator, name, GPU_IMAGE, "nvidia-smi -L; sleep 3600", {"resources": {"limits": {"nvidia.com/gpu": 1}}})
-    operator.kubectl("wait", "--for=condition=Ready", *(f"pod/{name}" for name in names), "--timeout=220s")
-    until([1] * 4, lambda: [operator.kubectl("logs", name).count("UUID: GPU-") for name in names])
-    operator.kubectl("delete", "pod", *names, "--wait=true")
-
-
-def test_whole_gpus_again(operator: Operator) -> None:
-    (operator.folder / "inventory" / "host_vars" / "gpu-1.yml").write_text("{}\n")
-    operator.gpunodes("join", "gpu-1", "--driver", "580")
-    assert operator.document("gpu", "verify", "gpu-1")["exit_code"] == 0
-    until("2", lambda: offered(operator))

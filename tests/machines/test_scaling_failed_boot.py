@@ -1,4 +1,4 @@
-"""Pools that scale by power: a machine that boots and never registers its node is given up, and told. Not run yet."""
+"""Pools that scale by power: a machine that boots and never registers its node is given up, and told."""
 
 from __future__ import annotations
 

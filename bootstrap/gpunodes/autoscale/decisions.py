@@ -330,6 +330,24 @@ def _resources(state: MachineState) -> Mapping[str, str]:
     return state.saved.shape.capacity if state.saved else {}
 
 
+def lacks(world: World, name: str) -> str:
+    """What a machine that was switched on lacks before pods may use it, "" if its node has all of it."""
+    state, found = world.states.get(name), world.nodes.get(name)
+    if found is None:
+        return "it has no node"
+    saved = state.saved if state else None
+    expected = saved.shape.capacity if saved else world.plan.machines[name].capacity
+    return nodes.not_in_service(found, expected, network=world.plan.network)
+
+
+def late(world: World, name: str) -> str:
+    """Why the start of a machine is given up: what went wrong last, or what it lacks after its time."""
+    error, within = world.states[name].error, f"within {world.plan.boot_s:.0f} s"
+    if error or name not in world.nodes:
+        return error or f"it had no node {within}"
+    return f"its node was not in service {within}: {lacks(world, name) or 'no pod has used its GPUs'}"
+
+
 def overdue(world: World) -> Sequence[str]:
     """Machines that did not start in time, and that the autoscaler has not given up."""
     limit = world.plan.boot_s * _GRACE

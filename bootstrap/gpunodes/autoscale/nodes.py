@@ -48,6 +48,8 @@ _OWN_TAINTS = (STARTING, STOPPING, MORE_GPUS)
 _OF_AUTOSCALER = ("ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler")
 """Taints that the autoscaler itself sets, and takes away again while it runs."""
 _TAINTS_OF_OTHERS = ("node.kubernetes.io/", *_OF_AUTOSCALER)
+_NETWORK_UP = ("NetworkUnavailable", "False")
+"""Type and status of the condition that flannel sets when it has its subnet (pkg/subnet/kube/kube.go)."""
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")
 # A node writes its resources itself, and its taints when it registers: with many, it must not fill the states of all.
 _MOST_DEVICES = 16
@@ -74,6 +76,8 @@ class SeenNode:
     """How many GPUs it offers, by resource; all that it reports."""
     odd: str = ""
     """A resource for GPUs whose quantity no device plugin writes, "" without any."""
+    network_up: bool = False
+    """Whether a network add-on has reported that pods can use its network: a node that registers anew lacks that."""
 
     @property
     def is_starting(self) -> bool:
@@ -114,6 +118,7 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
             versions.known((status.get("nodeInfo") or {}).get("kubeletVersion")),
             gpus,
             devices.odd(offered),
+            any((each["type"], each["status"]) == _NETWORK_UP for each in status.get("conditions") or ()),
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
@@ -235,10 +240,16 @@ def too_many(found: SeenNode, known: Sequence[Mapping[str, str]]) -> str:
     return ""
 
 
-def not_in_service(found: SeenNode, expected: Mapping[str, str]) -> str:
-    """Why a node that registered is not in service yet, "" if it is; ``expected`` are the resources it had before."""
+def not_in_service(found: SeenNode, expected: Mapping[str, str], *, network: bool = False) -> str:
+    """Why a node that registered is not in service yet, "" if it is; ``expected`` are the resources it had before.
+
+    ``network``: its network add-on reports when it is up. A kubelet is ready before: the add-on's files of the last
+    boot are there, and the sandboxes of pods fail.
+    """
     if not found.node.ready:
         return "its kubelet is not ready"
+    if network and not found.network_up:
+        return "its network add-on is not up"
     offered = devices.counts(found.resources)
     for name, count in devices.counts(expected).items():
         if offered.get(name, 0) < count:

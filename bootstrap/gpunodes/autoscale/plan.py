@@ -30,6 +30,8 @@ _SHAPE = {
     "boot_s": float,
     "scan_s": float,
     "proof_image": str,
+    # The plan of an earlier release does not have it.
+    "network": Optional(bool),
     "authorities": Named(str, 100),
     "jumps": Optional(
         Named(
@@ -149,6 +151,8 @@ class Plan:
     """The names of a pool's machines, sorted."""
     proof_image: str = ""
     """Image with nvidia-smi of the pods that prove GPUs."""
+    network: bool = False
+    """Whether the network add-on sets a condition of each node when it is up there."""
     authorities: Mapping[str, str] = field(default_factory=dict)
     """Texts of CA files in PEM, by what gpunodes_bmc_verify of machines has."""
     jumps: Mapping[str, Jump] = field(default_factory=dict)
@@ -205,6 +209,7 @@ def parse(document: Any) -> Plan:
         machines,
         of_pool=of_pool,
         proof_image=document["proof_image"],
+        network=document.get("network", False),
         authorities=document["authorities"],
         jumps={name: _jump(each) for name, each in document.get("jumps", {}).items()},
         **limits,

@@ -130,8 +130,7 @@ class PowerServer(Carrier):
                 if state.phase is Phase.ON:
                     changes[name] = self._changed(state, Phase.STOPPING, "nothing needs it")
                 elif state.phase is Phase.STARTING:
-                    why = state.error or f"it had no node with all GPUs within {self.plan.boot_s:.0f} s"
-                    changes[name] = self._changed(state, Phase.GIVING_UP, why)
+                    changes[name] = self._changed(state, Phase.GIVING_UP, decisions.late(world, name))
             self._stop(changes)
 
     def decrease(self, pool: str, count: int) -> None:
@@ -198,8 +197,7 @@ class PowerServer(Carrier):
             })  # fmt: skip
             world = self._world()
             for name in decisions.overdue(world):
-                why = self._states[name].error or f"it had no node with all GPUs within {self.plan.boot_s:.0f} s"
-                self._stop({name: self._changed(self._states[name], Phase.GIVING_UP, why)})
+                self._stop({name: self._changed(self._states[name], Phase.GIVING_UP, decisions.late(world, name))})
             self._start(
                 decisions.unused(self._world()), "it was off for 30 days: its certificate is renewed while it is on"
             )
@@ -252,6 +250,7 @@ class PowerServer(Carrier):
         with self._mutex:
             state, world = self._states.get(name), self._world()
             why, more = decisions.held(world, name), decisions.too_many(world, name)
+            serves = found.is_starting and not more and not decisions.lacks(world, name)
         if state is None or state.phase in (Phase.STOPPING, Phase.GIVING_UP):
             return
         saved = state.saved
@@ -262,8 +261,6 @@ class PowerServer(Carrier):
                     self._store.event(name, "MoreGpus", more, warning=True)
             if found.is_starting and saved and nodes.restored(found, saved):
                 self._store.change(name, lambda node: nodes.restored(node, saved))
-            expected = saved.shape.capacity if saved else self.plan.machines[name].capacity
-            serves = found.is_starting and not more and not nodes.not_in_service(found, expected)
             if serves and self._proofs.is_due(name, once=False) and not self._failed_lately(found):
                 self._proofs.give(name, again=True)
             if state.phase is Phase.ON and any(each["key"] == nodes.STOPPING for each in found.taints):

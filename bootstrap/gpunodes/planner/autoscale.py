@@ -104,6 +104,8 @@ def document(
         "version": 1,
         **{key: float(settings[name]) for key, name in _LIMITS.items()},
         "proof_image": str(settings["gpunodes_device_plugin_image"]),
+        # Of an add-on of the user's nothing is known.
+        "network": settings["gpunodes_network"] == "flannel",
         # Once for all machines: the plan must fit into one ConfigMap.
         "authorities": {path: text for path, text in cas.items() if path in used},
         "jumps": {name: dict(each) for name, each in jumps.items()},

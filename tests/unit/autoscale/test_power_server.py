@@ -18,6 +18,7 @@ from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.power import PowerState, Trouble
 
 from tests.power_fleet import (
+    CAPACITY,
     GPU,
     POOLS,
     THREE,
@@ -266,6 +267,30 @@ def test_fewer_gpus_than_before_are_not_in_service(site: Site) -> None:
     site.look()
     assert site.phases()["w3"] is Phase.STARTING
     assert site.store.seen_nodes()["w3"].is_starting
+    site.time += 121
+    site.look()
+    site.settle({"w3": Phase.FAILED})
+    assert (
+        site.store.states()["w3"].error == "its node was not in service within 100 s: it offers 1 of 2 nvidia.com/gpu"
+    )
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_node_waits_for_its_network_add_on(gpus: int) -> None:
+    """Its kubelet is ready before: the files of the add-on are those of the last boot."""
+    planned = {**document(THREE, POOLS), "network": True}
+    planned["machines"]["w3"]["capacity"] = {**CAPACITY, GPU: str(gpus)}
+    site = Site(plan.parse(planned))
+    site.server.increase("t4", 1)
+    site.boots("w3", gpus=gpus)
+    looks(site)
+    assert site.phases()["w3"] is Phase.STARTING
+    assert site.store.seen_nodes()["w3"].is_starting
+    assert not site.store.proofs, "its sandbox would fail"
+    site.store.objects["w3"]["status"]["conditions"].append({"type": "NetworkUnavailable", "status": "False"})
+    looks(site)
+    assert site.phases()["w3"] is Phase.ON
+    assert not site.store.seen_nodes()["w3"].is_starting
 
 
 def test_a_bmc_that_refuses_is_reported_and_another_machine_taken(site: Site) -> None:
