@@ -40,7 +40,7 @@ WITHOUT_SOURCES = tuple(
     f"-oDir::{each}"
     for each in ("Etc::SourceList=/dev/null", "Etc::SourceParts=/dev/null", "Cache::pkgcache=", "Cache::srcpkgcache=")
 )
-"""apt's options for what is installed, and files of packages: of one that a source has, too, it would fetch the file."""
+"""apt's options without sources: of files of packages that a source has, too, it would fetch those."""
 
 
 @dataclass(frozen=True)
