@@ -232,7 +232,7 @@ class LabSpec:
     cluster: tuple[str, ...] | None = None
     """Options of the `gpunodes up` that prepares a cluster for the tests; None: the machines stay bare."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Variables of the control planes in the inventory of the prepared cluster."""
+    """Variables of the control planes in the inventory."""
 
     @property
     def control_plane_names(self) -> tuple[str, ...]:
@@ -283,6 +283,7 @@ class Labs:
             up += ["--gpu-workers", str(spec.gpu_workers), "--gpus", "2"]
         done = operator.lab(*up, *spec.up_options, limit_s=3600)
         assert done.returncode == 0, done.stderr
+        self._configure(spec)
         if spec.cluster is not None:
             self._prepare(operator, spec, spec.cluster)
             self._record.write_text(record)
@@ -310,13 +311,16 @@ class Labs:
         }
         return Operator(self._folder, {**os.environ, **environment}, control_planes=spec.control_plane_names)
 
-    def _prepare(self, operator: Operator, spec: LabSpec, options: Sequence[str]) -> None:
-        """Make a cluster, and save it together with the operator's files."""
-        operator.bare = operator.each(spec.machines, BARE)
+    def _configure(self, spec: LabSpec) -> None:
+        """Write the settings of the control planes into the inventory."""
         for name in spec.control_plane_names:
             variables = self._folder / "inventory" / "host_vars" / f"{name}.yml"
             variables.parent.mkdir(exist_ok=True)
             variables.write_text(yaml.safe_dump(dict(spec.settings)))
+
+    def _prepare(self, operator: Operator, spec: LabSpec, options: Sequence[str]) -> None:
+        """Make a cluster, and save it together with the operator's files."""
+        operator.bare = operator.each(spec.machines, BARE)
         operator.gpunodes("up", *options, limit_s=7200)
         done = operator.lab("snapshot", self.SNAPSHOT, limit_s=1200)
         assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ def lab(*images: str) -> LabSpec:
     options = tuple(word for name in images for word in ("--images", name))
     # Kubelets have serving certificates, which metrics-server and Prometheus verify.
     # Emulated machines pull and unpack the largest images for minutes.
-    settings = {"gpunodes_serving_certificates": True, "gpunodes_ready_timeout": 1500}
+    settings = {"gpunodes_serving_certificates": True, "gpunodes_ready_timeout": 1200}
     return LabSpec("debian13", workers=2, up_options=options, cluster=(), settings=settings)
 
 

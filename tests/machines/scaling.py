@@ -7,17 +7,17 @@ that only test_scaling.py has GPU machines.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 from gpunodes.inventory import Inventory
 from gpunodes.lab.layout import Layout, cache_dir
 
-from . import pods
+from . import pods, waiting
 from .conftest import CHECKOUT, NAME, LabSpec, Operator
 
 WORKERS = ("worker-1", "worker-2")
@@ -53,22 +53,7 @@ def power_of(operator: Operator, machine: str) -> str:
     return str(next(each["power"] for each in machines if each["name"] == machine))
 
 
-def until(what: str, seen: Callable[[], object], limit_s: float = WAIT_S) -> float:
-    """Seconds until something is seen. A question that fails is repeated: an API server under load refuses some.
-
-    A command that fails prints a document of its error, which lacks what is looked for.
-    """
-    began, failure = time.monotonic(), ""
-    while True:
-        try:
-            if seen():
-                break
-        except (AssertionError, LookupError, ValueError, subprocess.TimeoutExpired) as error:
-            failure = f"; at {time.monotonic() - began:.0f} s: {error!r}"
-        assert time.monotonic() - began < limit_s, f"not within {limit_s:.0f} s: {what}{failure}"
-        time.sleep(3)
-    print(f"{what}: {time.monotonic() - began:.0f} s{failure}")
-    return time.monotonic() - began
+until = functools.partial(waiting.until, limit_s=WAIT_S)
 
 
 def nodes(operator: Operator) -> set[str]:

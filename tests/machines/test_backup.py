@@ -60,7 +60,7 @@ def test_a_damaged_file_is_refused_before_anything_is_touched(operator: Operator
 
 def test_a_killed_restore_is_continued(operator: Operator) -> None:
     """A deleted namespace is back with its Secret, and controllers act on what is in it."""
-    operator.kubectl("delete", "namespace", "precious")
+    operator.kubectl("delete", "namespace", "precious", limit_s=LONG)
     running = operator.start("etcd", "restore", "first.tar", "--yes")
     operator.wait_for(running, "control-1: Restore etcd")
     time.sleep(3)
@@ -70,11 +70,11 @@ def test_a_killed_restore_is_continued(operator: Operator) -> None:
     word = operator.kubectl("-n", "precious", "get", "secret", "login", "-o", "jsonpath={.data.word}")
     assert word == "Y29ycmVjdC1ob3JzZQ=="
     operator.kubectl("-n", "precious", "scale", "deployment", "web", "--replicas=3")
-    operator.kubectl("-n", "precious", "rollout", "status", "deployment", "web", "--timeout=180s")
+    operator.kubectl("-n", "precious", "rollout", "status", "deployment", "web", "--timeout=600s", limit_s=LONG)
     kept = operator.ssh("control-1", "ls -d /var/lib/etcd/gpunodes-*").split()
     assert len(kept) == 1
     assert "before" in kept[0]
-    operator.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=180s")
+    operator.kubectl("wait", "--for=condition=Ready", "node", "--all", "--timeout=600s", limit_s=LONG)
     assert all(node["ready"] for node in operator.document("status")["nodes"])
 
 

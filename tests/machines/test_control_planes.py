@@ -6,10 +6,9 @@ KVM: test_three_control_planes.py. Changed settings of two: test_control_plane_s
 
 from __future__ import annotations
 
-import time
-
 from .conftest import BARE, LONG, LabSpec, Operator, kill, lines, search_for_secrets
 from .etcd_members import FIRST, KUBECTL, SECOND, leader, leftovers, members, regroup, voters
+from .waiting import until
 
 LAB = LabSpec("debian13", workers=0, control_planes=2)
 CONTROLS = (FIRST, SECOND)
@@ -29,12 +28,9 @@ def test_a_killed_join_is_completed(operator: Operator) -> None:
     regroup(operator, *CONTROLS)
     running = operator.start("join", SECOND)
     operator.wait_for(running, f"{SECOND}: Join as a control plane")
-    deadline = time.monotonic() + 900
-    while len(found := members(operator)) == 1:
-        assert time.monotonic() < deadline, "no member was added"
-        time.sleep(1)
+    until("etcd has another member", lambda: len(members(operator)) > 1, limit_s=900)
     kill(running)
-    print(f"killed when etcd had {found}")
+    print(f"killed when etcd had {members(operator)}")
     operator.gpunodes("join", SECOND, limit_s=2 * LONG)
     assert voters(operator) == set(CONTROLS)
     assert leftovers(operator) == []

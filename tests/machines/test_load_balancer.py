@@ -10,7 +10,7 @@ import ipaddress
 import yaml
 
 from . import optional_addons, pods
-from .conftest import Operator, search_for_secrets
+from .conftest import LONG, Operator, search_for_secrets
 from .optional_addons import IMAGE, READY, SERVER, SERVES, comes, goes, installed, refusal, until
 
 LAB = optional_addons.lab("addons")
@@ -55,7 +55,7 @@ def test_a_service_gets_an_address_for_which_one_node_answers(operator: Operator
     operator.kubectl("annotate", "svc", SERVER, asked, "--overwrite", code=1)
     assert f"there are Services of type LoadBalancer ({SERVER})" in refusal(operator, "load-balancer")
     another_holder(operator, address, holder)
-    operator.kubectl("delete", "svc", SERVER)
+    operator.kubectl("delete", "svc", SERVER, limit_s=LONG)
     until("no machine has the address", lambda: not holders(operator, address))
     goes(operator, "load-balancer")
     operator.kubectl("delete", "pod", SERVER, "--grace-period=1")
@@ -74,6 +74,9 @@ def another_holder(operator: Operator, address: str, holder: str) -> None:
     operator.kubectl("taint", "node", holder, f"{taint}-")
     operator.gpunodes("addon", "verify", "load-balancer")
     until("one machine has it", lambda: len(holders(operator, address)) == 1)
+    # The taint evicted others, too.
+    for kind, namespace in (("daemonset/kube-flannel-ds", "kube-flannel"), ("deployment/coredns", "kube-system")):
+        operator.kubectl("-n", namespace, "rollout", "status", kind, "--timeout=300s")
 
 
 def test_no_secret_leaks(operator: Operator) -> None:

@@ -44,7 +44,6 @@ def names_all(operator: Operator, metric: str, label: str) -> bool:
 def test_prometheus_reads_the_nodes_and_the_cluster(operator: Operator) -> None:
     comes(operator, "monitoring")
     until("all targets are up", lambda: targets(operator, "up == 1") == TARGETS)
-    assert targets(operator, "up == 0") == set()
     for metric, label in (("node_memory_MemTotal_bytes", "instance"), ("kube_node_info", "node")):
         until(f"{metric} is there", functools.partial(names_all, operator, metric, label))
     used = 'container_memory_working_set_bytes{pod="etcd-control-1"}'
@@ -53,10 +52,10 @@ def test_prometheus_reads_the_nodes_and_the_cluster(operator: Operator) -> None:
 
 def test_of_all_pods_prometheus_alone_reads_the_exporters(operator: Operator) -> None:
     service = "http://kube-state-metrics.gpunodes-monitoring.svc.cluster.local:8080/metrics"
-    read = ("exec", READER, "--", "wget", "-q", "-T", "5", "-O", "-", service)
+    read = ("exec", READER, "--", "wget", "-q", "-T", "20", "-O", "-", service)
     pods.start(operator, READER, IMAGE, "sleep 86400", {}, nodeName="worker-1")
     operator.kubectl("wait", "--for=condition=Ready", f"pod/{READER}", "--timeout=180s")
-    assert "kube_node_info" in operator.kubectl(*read)
+    until("everybody reads it", lambda: "kube_node_info" in operator.kubectl(*read, code=None))
     operator.gpunodes("addon", "up", "network-policy")
     until("the policies are enforced", lambda: not operator.kubectl(*read, code=None))
     # Policies are about new connections: new pods have no others.

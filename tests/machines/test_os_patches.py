@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import unhealthy
-from .conftest import Operator
+from .conftest import LONG, Operator
 
 LAB = unhealthy.LAB
 
@@ -18,7 +18,8 @@ def test_the_plan_of_the_operating_system_touches_nothing(operator: Operator) ->
 def test_an_upgrade_of_the_operating_system_keeps_driver_and_kubernetes(operator: Operator) -> None:
     versions = "dpkg-query -W 'nvidia-*' 'kube*' containerd"
     before = operator.ssh("gpu-1", versions, code=None)
+    words = ("--limit", "gpu-1", "--tags", "prepare,apply,verify")
     for _ in range(2):
-        operator.gpunodes("playbook", "os_upgrade", "--limit", "gpu-1", "--tags", "prepare,apply,verify")
+        operator.gpunodes("playbook", "os_upgrade", *words, limit_s=2 * LONG)
     assert operator.ssh("gpu-1", versions, code=None) == before
     assert [each for each in operator.document("os", "plan", "gpu-1")["machines"][0]["packages"] if each["old"]] == []

@@ -20,8 +20,8 @@ AUTOSCALER_S = 30.0
 """So old is a pod that requests GPUs before the autoscaler looks for a machine (core/static_autoscaler.go)."""
 GOAL_S = 30.0
 """What gpunodes may add to that and to a machine's own boot."""
-EMULATED_S = 8 * GOAL_S
-"""Emulated machines are about eight times slower."""
+EMULATED_S = 12 * GOAL_S
+"""Emulated machines are about eight times slower, and each look at them takes some seconds."""
 
 
 def gpus(operator: Operator, machine: str) -> str:
@@ -41,7 +41,8 @@ def test_machines_that_nothing_needs_are_switched_off(operator: Operator) -> Non
     assert "gpunodes-autoscaler" not in operator.kubectl("-n", "kube-system", "get", "configmaps,secrets,deployments")
     found = operator.document("autoscale", "up", "--yes")
     assert found["running"]
-    assert {each["node"]: each["phase"] for each in found["machines"]} == dict.fromkeys(GPU, "on")
+    # A machine that was idle long enough meanwhile is stopped already.
+    assert {each["node"]: each["phase"] in {"on", "stopping"} for each in found["machines"]} == dict.fromkeys(GPU, True)
     until("both are idle and switched off", lambda: are_off(operator, GPU))
     # Nothing else may switch them on, or call them sick.
     verdicts = operator.document("health", "gpu-*", "--reboot-hung", "--yes", code=None)["machines"]

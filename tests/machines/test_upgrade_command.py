@@ -10,7 +10,7 @@ import stat
 import yaml
 
 from . import unhealthy, web
-from .conftest import LONG, LabSpec, Operator, kill
+from .conftest import LONG, SLOW_RESTARTS, LabSpec, Operator, kill
 
 LAB = LabSpec(
     "debian13",
@@ -20,7 +20,7 @@ LAB = LabSpec(
     cluster=("--kubernetes-version", "1.35"),
     # A kubelet of another minor starts its static pods again, all at once: the controllers may be in a back-off.
     # A drain that a budget stops takes all of its time.
-    settings={"gpunodes_ready_timeout": 1800, "gpunodes_rollout_drain_timeout": 240},
+    settings={**SLOW_RESTARTS, "gpunodes_ready_timeout": 1800, "gpunodes_rollout_drain_timeout": 480},
 )
 UPGRADE = ("upgrade", "1.36", "--yes", "--no-backup")
 CANARY = ("--canary", "1", "--soak", "1m")

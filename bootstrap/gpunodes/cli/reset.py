@@ -32,10 +32,10 @@ def command(machines: tuple[str, ...], yes: bool, flags: common.CommonOptions) -
     findings.check_leaving(inventory, chosen)
     consequence = "Everything that gpunodes installed on {} is removed, with the data of Kubernetes"
     # Machines that were only prepared may be in an inventory without a cluster.
-    alone = not inventory.machines(Role.CONTROL_PLANE)
-    operation = replace(OPERATION, without_cluster=True, ends_cluster=False) if alone else OPERATION
+    controls = inventory.machines(Role.CONTROL_PLANE)
+    operation = OPERATION if controls else replace(OPERATION, without_cluster=True, ends_cluster=False)
     resets = not flags.options.dry_run and phases.RESET.name not in flags.options.skip_phases
-    ends = resets and any(machine.role is Role.CONTROL_PLANE for machine in chosen)
+    ends = resets and controls and set(controls) <= set(chosen)
     merged = _merged(inventory) if ends else None
     # A broken cluster must not prevent its reset.
     code = common.execute_confirmed(operation, inventory, chosen, flags, consequence, yes=yes, needs_cluster=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from gpunodes import clusters
 from gpunodes.engine import group_lock
 from gpunodes.engine.cluster.api import Api
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.cluster.connection import over_ssh
+from gpunodes.engine.cluster.connection import Response, over_ssh
 from gpunodes.engine.cluster.direct import ByKubeconfig
 from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
@@ -93,6 +94,18 @@ def used(inventory: Inventory, opened: Session) -> Choice:
         return Choice(first)
     chosen = machines.get(opened.machine, first)
     return Choice(chosen, [(name, opened.failures[name]) for name in machines if name in opened.failures])
+
+
+def responses(inventory: Inventory, machines: Sequence[Machine]) -> dict[str, Response]:
+    """The response of each of these machines by its name: its status is NO_CLUSTER if it certainly runs no cluster."""
+
+    def ask(machine: Machine) -> Response:
+        transport = over_ssh(machine.address, inventory.connection(machine.name), machine=machine.name)
+        with contextlib.closing(Session(transport)) as opened:
+            return opened.request("GET", "/version")
+
+    with ThreadPoolExecutor(max(1, len(machines))) as pool:
+        return dict(zip([machine.name for machine in machines], pool.map(ask, machines), strict=True))
 
 
 def choose(inventory: Inventory, changed: Collection[str] = (), *, every: bool = False) -> Choice:

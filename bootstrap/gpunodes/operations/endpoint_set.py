@@ -74,7 +74,10 @@ def run(inventory: Inventory, target: str, view: RunView, options: RunOptions) -
     absent = [each for each in machines if each.name not in seen.facts]
     forgotten = _forgotten(seen, {match.node.name for match in matched.values() if match.node})
     view.findings(forgotten)
-    run_options = replace(options, variables={**variables, "wiring_new_endpoint": target}, seen=seen)
+    # A virtual address is given up only when nothing uses it any more.
+    moving = [] if absent or forgotten else [each.name for each in members]
+    wiring = {"wiring_new_endpoint": target, "wiring_moving": moving}
+    run_options = replace(options, variables={**variables, **wiring}, seen=seen)
     result = carry_out(OPERATION, inventory, members, view, run_options)
     unreachable = [
         MachineResult(each.name, Outcome.UNREACHABLE, cause="it still uses the earlier endpoint; run this again later")

@@ -11,6 +11,7 @@ from typing import Any
 from gpunodes import settings
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine import control_planes, events, identities, journal, runner
+from gpunodes.engine.cluster.connection import INVALID, NO_CLUSTER, NO_SESSION
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine, MachineResult, Outcome, PreflightFinding, Role, RunResult, Severity, TaskEnded
@@ -294,6 +295,33 @@ def judge(
         findings.append(replace(seen.no_cluster(), severity=Severity.WARNING))
     ends = certificates.ending((seen.cluster or {}).get("certificates", ()), time.time())
     return findings + [PreflightFinding(seen.control, "certificates", each, Severity.WARNING) for each in ends]
+
+
+def another_cluster(inventory: Inventory, machines: Sequence[Machine], seen: Inspection) -> list[PreflightFinding]:
+    """The control planes beside ``machines`` that have a cluster, or may have one, if a new one would be created.
+
+    That would be a second one with the same endpoint.
+    """
+    chosen = {machine.name for machine in machines}
+    stopped = seen.unresponsive and seen.control in chosen
+    others = [each for each in inventory.controls_of(machines) if each.name not in chosen]
+    if seen.cluster or seen.interrupted or stopped:
+        return []
+    found = []
+    for name, response in control_planes.responses(inventory, others).items():
+        if response.status == NO_CLUSTER:
+            continue
+        silent = response.status in (NO_SESSION, INVALID)
+        has = "whether it has a cluster is not known" if silent else "it has a cluster, whose API does not respond"
+        problem = Problem(
+            f"{has}: {response.error}" if response.error else has,
+            "control planes without a cluster, before one is created",
+            "start it, or remove it from the group control_plane if it has none"
+            if silent
+            else "start its API; or `gpunodes reset` all control planes, which destroys the cluster",
+        )
+        found.append(PreflightFinding(name, "cluster", problem))
+    return found
 
 
 def findings_of(inventory: Inventory, seen: Inspection, kubernetes: str) -> list[PreflightFinding]:

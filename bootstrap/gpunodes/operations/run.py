@@ -218,6 +218,8 @@ def _judged(
         seen, version, needs_cluster=operation.needs_cluster, joins=operation.joins, growth=operation.growth
     )
     found += storage_findings.of_machines(inventory, seen.facts)
+    if phase_list.CONTROL_PLANE in phases:
+        found += preflight.another_cluster(inventory, machines, seen)
     return [*found, *(pools.changes(inventory, machines, seen) if phase_list.POOL in phases else ())]
 
 

@@ -62,6 +62,12 @@ def _in_use(vip: str, found: Mapping[str, Any], requirements: ClusterRequirement
             "a machine on which nothing else uses keepalived",
             "remove keepalived if nothing needs it, or use a load balancer and set gpunodes_control_plane_endpoint",
         )
+    if (host := endpoint.host_of(requirements.endpoint)) in found["others"]:
+        yield Problem(
+            f"{vip} would replace {host}, at which all machines of the cluster reach its API",
+            "an endpoint that works until the last machine has left it",
+            f"set {endpoint.ENDPOINT} to a name or a load balancer in place of {endpoint.VIP}, move there, and then on",
+        )
     if found["held"] and not found["managed"]:
         yield Problem(f"it has the address {vip} without keepalived", *_FREE)
     # The control planes of a cluster with this endpoint need not be part of this run.

@@ -184,9 +184,11 @@ def _requested(given: Addresses) -> str | Problem:
 
 
 def _rejoin(given: Addresses) -> str:
+    rejoins = f"run `gpunodes remove {given.machine}`, then join it again"
     if given.facts["kubernetes"]["role"] == "control_plane":
-        return f"make a new cluster after `gpunodes reset {given.machine}`, which destroys this one"
-    return f"run `gpunodes remove {given.machine}`, then join it again"
+        alone = f"make a new cluster after `gpunodes reset {given.machine}`, which destroys this one"
+        return f"{rejoins}; if it is the only control plane, {alone}"
+    return rejoins
 
 
 def _listed(own: Sequence[str]) -> str:

@@ -89,11 +89,17 @@ _FIREWALL = {
     "chains": Many(Pattern("chain", r"[A-Za-z0-9_-]{1,121}( [A-Za-z0-9_-]{1,121}){0,2}"), 100),
 }
 _MAC = Pattern("MAC address", r"([0-9a-f]{2}(:[0-9a-f]{2}){5})?")
-_CONFINED = {"confined": Optional(bool)}
+_VIRTUAL_ADDRESS = {
+    "held": bool,
+    "managed": bool,
+    "foreign": bool,
+    "others": Many(_IPV4, 100),
+    "mac": _MAC,
+    "answers": Many(_MAC, 100),
+    "confined": Optional(bool),
+}
 _ENDPOINT_FACTS = {
-    "virtual_address": Maybe(
-        {"held": bool, "managed": bool, "foreign": bool, "mac": _MAC, "answers": Many(_MAC, 100), **_CONFINED}
-    ),
+    "virtual_address": Maybe(_VIRTUAL_ADDRESS),
     "endpoints": Many(
         {"endpoint": _ENDPOINT, "resolved": Many(_IPV4, 100), "error": str, "names": Many(_HOST, 1000)}, 100
     ),

@@ -34,6 +34,7 @@ from gpunodes.ansible.module_utils.host.spec import Firewall
 from gpunodes.ansible.module_utils.kubeadm import api_certificate, cluster_configuration, node_endpoint, static_pods
 from gpunodes.ansible.module_utils.problem import MachineProblem
 from gpunodes.ansible.module_utils.process import CommandResult
+from gpunodes.planner import endpoint as planner_endpoint
 
 STORED = """apiServer:
   extraArgs:
@@ -527,3 +528,25 @@ def test_selinux_is_read(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(virtual_address, "_SELINUX", str(tmp_path))
     assert virtual_address.is_confined() is confined
+
+
+def test_the_keepalived_of_gpunodes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its configuration goes last: an interrupted run is continued. One of an administrator stays."""
+    config, done = tmp_path / "keepalived.conf", list[list[str]]()
+    monkeypatch.setattr(virtual_address, "CONFIG", str(config))
+    monkeypatch.setattr(virtual_address, "must", lambda argv: done.append([*argv, str(config.exists())]))
+    assert virtual_address.give_up(check=False).actions == []
+    config.write_text("vrrp_instance mine {\n}\n")
+    assert virtual_address.give_up(check=False).actions == []
+    settings = planner_endpoint.EndpointSettings(vip="10.0.0.10")
+    made = planner_endpoint.keepalived(settings, "eth0", "10.0.0.11", [], "", first=False)
+    [text] = [each.content for each in made.files if each.path == planner_endpoint.CONFIG]
+    config.write_text(text)
+    monkeypatch.setattr(virtual_address, "answers", lambda *_: [])
+    assert (virtual_address.read("10.0.0.20") or {})["others"] == ["10.0.0.10"]
+    assert (virtual_address.read("10.0.0.10") or {})["others"] == []
+    would = virtual_address.give_up(check=True)
+    assert (len(would.actions), config.exists(), done) == (2, True, [])
+    assert virtual_address.give_up(check=False).actions == would.actions
+    assert done == [["systemctl", "disable", "--now", "keepalived", "True"]]
+    assert virtual_address.give_up(check=False).actions == []

@@ -231,6 +231,18 @@ def test_a_member_of_another_node_is_not_removed(monkeypatch: pytest.MonkeyPatch
     assert made.left == [1]
 
 
+def test_a_member_at_another_address_than_its_node_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubeadm's --apiserver-advertise-address was that of another network."""
+    made = running(monkeypatch, member(1), member(2), member(3))
+    nodes(monkeypatch, cp_1="192.168.1.1", cp_2="192.168.1.2", cp_3="192.168.1.3")
+    made.working = {2, 3}
+    with pytest.raises(MachineProblem, match=r"without cp-2 \(10.0.0.2\), 1 of 2 members of etcd would work"):
+        membership.remove("192.168.1.2", "cp-2", check=False)
+    made.working = {1, 2, 3}
+    membership.remove("192.168.1.2", "cp-2", check=False)
+    assert made.left == [1, 3]
+
+
 def test_a_member_that_works_is_not_removed_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence by SSH is no death: a firewall, a changed key, a machine with much work."""
     made = running(monkeypatch, member(1), member(2), member(3))

@@ -270,7 +270,7 @@ def test_apt_simulates_a_removal_without_other_sources(monkeypatch: pytest.Monke
     monkeypatch.setattr(packages, "run", run)
     assert packages.Apt().removals(["dkms"]) == ["dkms", "zfs-dkms"]
     [argv] = asked
-    assert {"purge", "--simulate", "--allow-change-held-packages", "-oDir::Etc::SourceList=-"} <= {*argv}
+    assert {"purge", "--simulate", "--allow-change-held-packages", *packages.WITHOUT_SOURCES} <= {*argv}
 
 
 def test_rpm_names_what_depends_on_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,11 @@ def test_nodes_that_respond_are_moved_and_others_are_reported(cluster: dict[str,
     assert done.exception is None, done.exception
     (names, variables) = cluster["carried"][0]
     assert names == ["control-1", "worker-1"]
-    assert variables == {"gpunodes_control_plane_endpoint": TARGET, "wiring_new_endpoint": TARGET}
+    assert variables == {
+        "gpunodes_control_plane_endpoint": TARGET,
+        "wiring_new_endpoint": TARGET,
+        "wiring_moving": [],  # "down" and "stranger" keep the earlier one
+    }
     assert done.return_value == 3
     assert "stranger: endpoint (warning): its machine is not in the inventory" in done.output.replace("\n", " ")
     assert "down" in done.output
@@ -103,7 +107,7 @@ def test_a_virtual_address_in_use_stops_everything(cluster: dict[str, Any]) -> N
     text = cluster["path"].read_text().replace("control-1: {}", "control-1: {gpunodes_control_plane_vip: 10.0.0.10}")
     cluster["path"].write_text(text)
     cluster["own"] = EndpointSettings(vip="10.0.0.10")
-    used = {"held": False, "managed": False, "foreign": False, "mac": "52:54:00:00:00:01", "answers": []}
+    used = {"held": False, "managed": False, "foreign": False, "others": [], "mac": "52:54:00:00:00:01", "answers": []}
     cluster["facts"]["control-1"] = reported(
         "control-1", addresses=["10.0.0.11"], virtual_address={**used, "answers": ["52:54:00:aa:bb:cc"]}
     )
@@ -111,7 +115,14 @@ def test_a_virtual_address_in_use_stops_everything(cluster: dict[str, Any]) -> N
     assert cluster["carried"] == []
     cluster["facts"]["control-1"]["virtual_address"] = used
     assert run(cluster, "10.0.0.10").exception is None
-    assert cluster["carried"][0][1] == {"wiring_new_endpoint": "10.0.0.10:6443"}
+    assert cluster["carried"][0][1] == {"wiring_new_endpoint": "10.0.0.10:6443", "wiring_moving": []}
+
+
+def test_all_machines_together_leave_a_virtual_address(cluster: dict[str, Any]) -> None:
+    cluster["path"].write_text("control_plane: {hosts: {control-1: {}}}\nworkers: {hosts: {worker-1: {}, spare: {}}}\n")
+    cluster["cluster"]["nodes"] = NODES[:2]
+    assert run(cluster, "api.example").return_value == 0
+    assert cluster["carried"][0][1]["wiring_moving"] == ["control-1", "worker-1"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +162,11 @@ def test_what_machines_and_nodes_say_is_shown_as_text(cluster: dict[str, Any], a
         assert is_plain(done.output)
     (names, variables) = cluster["carried"][-1]
     assert names == ["control-1", "worker-1"]
-    assert variables == {"gpunodes_control_plane_endpoint": TARGET, "wiring_new_endpoint": TARGET}
+    assert variables == {
+        "gpunodes_control_plane_endpoint": TARGET,
+        "wiring_new_endpoint": TARGET,
+        "wiring_moving": [],  # "down" and "stranger" keep the earlier one
+    }
     for reached in ({"resolved": [attack]}, {"error": attack}, {"names": [attack]}):
         cluster["facts"]["worker-1"] = reported("worker-1", endpoints=[{**REACHED, **reached}])
         assert is_plain(run(cluster, "api.example").output)

@@ -344,6 +344,21 @@ def test_a_reset_that_removes_no_cluster_keeps_its_context(
     assert forgotten == ([merged] if is_forgotten else [])
 
 
+@pytest.mark.parametrize(("words", "is_forgotten"), [(("c1",), False), (("w1", "c1"), False), (("c1", "c2"), True)])
+def test_a_reset_of_one_control_plane_of_two_keeps_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_forgotten: bool
+) -> None:
+    """After a restore of etcd, one of the others is reset, to join again."""
+    path, forgotten = tmp_path / "hosts.yml", list[kubeconfig.Merged]()
+    path.write_text("control_plane: {hosts: {c1: , c2: }}\nworkers: {hosts: {w1: }}\n")
+    merged = kubeconfig.Merged(tmp_path / "config", {"gpunodes-c1"}, {"gpunodes-c1"}, {"gpunodes-c1"})
+    monkeypatch.setattr(common, "execute_confirmed", lambda *_, **__: ExitCode.DONE)
+    monkeypatch.setattr(kubeconfig, "find_merged", lambda _: merged)
+    monkeypatch.setattr(kubeconfig, "forget", forgotten.append)
+    reset.command.main([*words, "--yes", "-i", str(path)], standalone_mode=False)
+    assert bool(forgotten) == is_forgotten
+
+
 def test_a_context_that_cannot_be_removed_fails_no_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

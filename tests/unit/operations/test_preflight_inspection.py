@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from gpunodes import cli
 from gpunodes.ansible.module_utils import kube_api
 from gpunodes.ansible.module_utils.cluster import nodes
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.engine import runner
+from gpunodes.engine import control_planes, runner
+from gpunodes.engine.cluster.connection import Transport, here
 from gpunodes.errors import GpunodesError
 from gpunodes.inventory import Inventory
-from gpunodes.model import Event, Outcome, TaskEnded
+from gpunodes.model import Event, Outcome, Severity, TaskEnded
 from gpunodes.operations import gpu_verify, preflight, status
 
+from tests import tls_api
 from tests.hostile import cluster_report, machine_report
 from tests.stand_ins import Silent, facts
 
@@ -26,6 +30,34 @@ INVENTORY = """
 control_plane: {hosts: {control-1: {ansible_host: 10.0.0.1}}}
 workers: {hosts: {worker-1: {ansible_host: 10.0.0.2}}}
 """
+
+
+def test_no_second_cluster_is_created_beside_one_that_does_not_respond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the first control plane was replaced; the others have the cluster, or none, or do not respond."""
+    stopped = tls_api.Server(tls_api.certificate(tmp_path), port=9).kubeconfig()
+    silent = Transport(["sh", "-c", "echo 'ssh: connect to host: Connection refused' >&2; exit 255"], machine="none")
+    programs = {
+        "empty": here(sys.executable, tmp_path / "none", "empty"),
+        "stopped": here(sys.executable, stopped, "stopped"),
+        "silent": silent,
+    }
+    monkeypatch.setattr(control_planes, "over_ssh", lambda address, *_, **__: programs[address])
+    hosts = {"new": {"ansible_host": "new"}, **{name: {"ansible_host": name} for name in programs}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"control_plane": {"hosts": hosts}}))
+    inventory = Inventory(tmp_path / "hosts.yml")
+    first = inventory.select(["new"])
+    nothing = preflight.Inspection([], "new", None, None, "", interrupted=False, log=tmp_path)
+    found = {each.machine: each for each in preflight.another_cluster(inventory, first, nothing)}
+    assert set(found) == {"stopped", "silent"}
+    assert "it has a cluster, whose API does not respond" in found["stopped"].problem.found
+    assert "whether it has a cluster is not known" in found["silent"].problem.found
+    assert {each.severity for each in found.values()} == {Severity.ERROR}
+    # The same machine had it, and starts it again.
+    own = dataclasses.replace(nothing, unresponsive="its API does not respond")
+    assert preflight.another_cluster(inventory, first, own) == []
+    assert preflight.another_cluster(inventory, inventory.machines(), nothing) == []
 
 
 def checked_versions(

@@ -22,7 +22,7 @@ NODE: dict[str, Any] = {
     "address": "10.0.0.12",
     "addresses": ["10.0.0.12"],
 }
-FREE = {"held": False, "managed": False, "foreign": False, "mac": "52:54:00:00:00:01", "answers": []}
+FREE = {"held": False, "managed": False, "foreign": False, "others": [], "mac": "52:54:00:00:00:01", "answers": []}
 
 
 def found(
@@ -135,6 +135,15 @@ def test_who_has_the_address_is_named() -> None:
     assert "it has the address 10.0.0.10 without keepalived" in texts(WITH_VIP, virtual_address=held)[0]
     assert texts(WITH_VIP, virtual_address={**held, "managed": True}) == []
     assert "gpunodes did not write it" in texts(WITH_VIP, virtual_address={**FREE, "foreign": True})[0]
+
+
+def test_one_virtual_address_does_not_replace_another_that_nodes_use() -> None:
+    """keepalived would have the new one alone, while all nodes use the earlier one."""
+    there = {**FREE, "others": ["10.0.0.9"]}
+    used = ClusterRequirements("1.36", "sha256:0", endpoint="10.0.0.9:6443")
+    assert "10.0.0.10 would replace 10.0.0.9" in texts(WITH_VIP, used, virtual_address=there)[0]
+    left = ClusterRequirements("1.36", "sha256:0", endpoint="10.0.0.10:6443")
+    assert texts(WITH_VIP, left, virtual_address=there) == []
 
 
 def test_a_cluster_with_another_endpoint_is_not_changed_silently() -> None:

@@ -111,6 +111,7 @@ def test_the_address_of_a_node_cannot_be_changed() -> None:
     )
     control = address("10.0.0.11", role="control_plane", node="192.168.7.11")
     assert isinstance(control, Problem)
+    assert "run `gpunodes remove gpu-1`, then join it again; if it is the only control plane, make a" in control.remedy
     assert "`gpunodes reset gpu-1`, which destroys" in control.remedy
 
 

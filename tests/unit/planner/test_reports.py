@@ -25,7 +25,14 @@ MACHINE["gpu"]["driver"]["packages"] = {"cuda-drivers": "580.1-1"}
 MACHINE["gpu"]["cuda"] = {"13.0": "runfile"}
 MACHINE |= {
     "addresses": ["10.0.0.1"],
-    "virtual_address": {"held": False, "managed": False, "foreign": False, "mac": "52:54:00:00:00:01", "answers": []},
+    "virtual_address": {
+        "held": False,
+        "managed": False,
+        "foreign": False,
+        "others": [],
+        "mac": "52:54:00:00:00:01",
+        "answers": [],
+    },
     "endpoints": [{"endpoint": "api:6443", "resolved": ["10.0.0.10"], "error": "", "names": ["api"]}],
 }
 VIP = EndpointSettings(vip="10.0.0.10", pods="10.244.0.0/16", services="10.96.0.0/12")

@@ -40,7 +40,7 @@ WITHOUT_SOURCES = tuple(
     f"-oDir::{each}"
     for each in ("Etc::SourceList=/dev/null", "Etc::SourceParts=/dev/null", "Cache::pkgcache=", "Cache::srcpkgcache=")
 )
-"""apt's options for files of packages alone: of one that a package source has, too, it would fetch the file there."""
+"""apt's options without sources: of files of packages that a source has, too, it would fetch those."""
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,7 @@ class Apt:
 
     def removals(self, names: Sequence[str]) -> Sequence[str]:
         # Without sources apt has no other package to install instead: all that one of these is needed by goes.
-        alone = [f"-oDir::{each}" for each in ("Etc::SourceList=-", "Etc::SourceParts=-", "Cache::pkgcache=")]
-        simulated = self.get("purge", "--simulate", "--allow-change-held-packages", *alone, *names)
+        simulated = self.get("purge", "--simulate", "--allow-change-held-packages", *WITHOUT_SOURCES, *names)
         self._checked(simulated, "simulating the removal of packages")
         return parse_simulation(simulated.out).removes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 import struct
 import time
@@ -13,12 +14,16 @@ from .host.changes import Changes
 from .host.converge import converge
 from .host.spec import Spec
 from .problem import MachineProblem
+from .process import must
+from .report import Difference, Report, of_file
 
 CONFIG = "/etc/keepalived/keepalived.conf"
 _SELINUX = "/sys/fs/selinux"
 _BOOLEAN = "keepalived_connect_any"
 MARK = "# Managed by gpunodes."
 _SERVICE = "keepalived"
+_ADDRESS = re.compile(r"^ +([0-9.]{7,15})/32 dev ", re.MULTILINE)
+"""An address in the configuration of gpunodes (planner/endpoint.py)."""
 _ETHERNET = "1"
 """ARPHRD_ETHER in /sys/class/net/DEVICE/type."""
 _ARP = 0x0806
@@ -33,9 +38,9 @@ def read(address: str) -> dict[str, Any] | None:
     """What this machine knows of the virtual address; None without one.
 
     ``held``: the machine has it; ``managed``: by a keepalived of gpunodes; ``foreign``: keepalived has a configuration
-    that gpunodes did not write. ``mac``: the MAC address of the network interface for it, "" without one; ``answers``:
-    the MAC addresses of other hosts that answer for the address. ``confined``: SELinux keeps keepalived's programs from
-    connecting to the API server.
+    that gpunodes did not write; ``others``: other addresses in one that it wrote. ``mac``: the MAC address of the
+    network interface for it, "" without one; ``answers``: the MAC addresses of other hosts that answer for the address.
+    ``confined``: SELinux keeps keepalived's programs from connecting to the API server.
     """
     if not address:
         return None
@@ -48,6 +53,7 @@ def read(address: str) -> dict[str, Any] | None:
         "held": held,
         "managed": held and managed,
         "foreign": bool(config) and not managed,
+        "others": [each for each in _ADDRESS.findall(config) if each != address] if managed else [],
         "mac": mac,
         "answers": [] if held or not mac else answers(device, mac, address),
         "confined": is_confined(),
@@ -144,6 +150,20 @@ def keep(spec: Spec, address: str, settle_s: float, limit_s: float, *, here: boo
             )
         time.sleep(_POLL_S)
     return changes
+
+
+def give_up(check: bool) -> Report:
+    """Stop the keepalived of gpunodes and remove its configuration; a reset removes the rest."""
+    report = Report()
+    if not (disk.read(CONFIG) or "").startswith(MARK):
+        return report
+    report.add(f"stop {_SERVICE}", Difference(f"service {_SERVICE}", {"enabled": True}, {"enabled": False}))
+    report.add(f"remove {CONFIG}", *of_file(CONFIG, None))
+    if not check:
+        # While the file is there, a run that was interrupted is continued.
+        must(["systemctl", "disable", "--now", _SERVICE])
+        disk.remove(CONFIG)
+    return report
 
 
 def _has_owner(address: str) -> bool:

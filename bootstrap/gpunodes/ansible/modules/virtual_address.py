@@ -13,15 +13,19 @@ description:
   - Brings keepalived into its desired state, as the module C(host) does, and waits until a machine has the address.
   - After a restart it waits until this machine may take the address over again, so that machines can be changed one
     after the other without losing the address.
+  - With C(state=absent) it stops the keepalived of gpunodes and removes its configuration.
 options:
-  wanted:
-    description: Desired state of keepalived, as for the module C(host).
-    type: dict
-    required: true
-  address:
-    description: The virtual address.
+  state:
+    description: Whether the machine is to have keepalived.
     type: str
-    required: true
+    choices: [present, absent]
+    default: present
+  wanted:
+    description: Desired state of keepalived, as for the module C(host); required with C(state=present).
+    type: dict
+  address:
+    description: The virtual address; required with C(state=present).
+    type: str
   settle:
     description: Seconds after a restart until the machine may take the address over again.
     type: int
@@ -91,18 +95,22 @@ from ..module_utils.host.spec import spec_from
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "wanted": {"type": "dict", "required": True},
-            "address": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "wanted": {"type": "dict"},
+            "address": {"type": "str"},
             "settle": {"type": "int", "default": 0},
             "here": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
             "proxy_credentials": {"type": "dict", "no_log": True},
         },
+        required_if=[("state", "present", ("wanted", "address"))],
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
         given = module.params
+        if given["state"] == "absent":
+            return virtual_address.give_up(module.check_mode).result()
         changes = virtual_address.keep(
             spec_from(given["wanted"], given["proxy_credentials"]),
             given["address"],

@@ -1,6 +1,7 @@
 """The etcd member of one control plane: removed before the machine joins again or leaves, and checked after its join.
 
-A machine is recognised by the address in its member's peer URL, which is that of its node: names may be missing. The
+A machine is recognised by the address in its member's peer URL, which is that of its node: names may be missing. Where
+kubeadm was told another address for the API (--apiserver-advertise-address), the name of its node is its member's. The
 address of a machine without a node is only what the machine reports: a member of another node is never removed.
 """
 
@@ -27,16 +28,16 @@ _LEAVES = (
 def remove(address: str, name: str, check: bool, dead_name: str = "") -> Report:
     """Remove the member of the machine with this address; the report is empty if there is none.
 
-    Its leadership is moved first. ``name`` is that of the machine's node, which kubeadm gives the member; "" for none.
-    ``dead_name`` is the name of a machine that is gone, "" for one that is not: its node may be deleted already, and
-    the address that the inventory has may be another one or none, so its member is also found by these names. Raises
-    MachineProblem if the remaining members would have no quorum, if the member has another name, or belongs to another
-    node, and if the member of a machine that is gone works.
+    Its leadership is moved first. ``name`` is that of the machine's node, which kubeadm gives the member, "" for none;
+    a member with another address is found by it. ``dead_name`` is the name of a machine that is gone, "" for one that
+    is not: its node may be deleted already, and its member is found by this name then. Raises MachineProblem if the
+    remaining members would have no quorum, if the member has another name, or belongs to another node, and if the
+    member of a machine that is gone works.
     """
     found = etcd.members()
     member = etcd.at(found, address) if address or not dead_name else None
-    if member is None and dead_name:
-        member = next((each for each in found if each.name == (name or dead_name)), None)
+    if member is None and (own := name or dead_name):
+        member = next((each for each in found if each.name == own), None)
     if member is not None and member.started and name and member.name != name:
         raise MachineProblem(
             f"etcd's member with the address {address} is {member.name}, not {name}",
