@@ -13,7 +13,7 @@ from typing import Any
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import tables, upgrade_checks, versions
+from gpunodes.planner import upgrade_checks, versions
 from gpunodes.planner.upgrade_model import (
     CLUSTER,
     PROGRAMS,
@@ -73,7 +73,7 @@ def check_order(wanted: str, present: str) -> None:
             "a newer version: a control plane cannot be downgraded",
             "workers alone can return to an older kubelet: see `gpunodes help --page upgrades`",
         )
-    allowed = tables.read("upgrades")["skew"]["control_plane"]
+    allowed = versions.control_plane_skew()
     if after[1] > before[1] + allowed:
         following = f"{before[0]}.{before[1] + allowed}"
         raise WrongInput(

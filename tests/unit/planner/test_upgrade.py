@@ -190,6 +190,21 @@ def test_a_control_plane_is_never_passed_over(broken: Subject) -> None:
     assert found[0].startswith("cp-2: ")
 
 
+@pytest.mark.parametrize("names", [["kube-apiserver", "kube-controller-manager", "kube-scheduler"], ["kube-scheduler"]])
+def test_each_control_plane_is_upgraded_by_one_minor(names: list[str]) -> None:
+    """An upgrade that was abandoned left one behind: the API server that was asked does not show that."""
+    images = {**dict.fromkeys(CONTROL["images"], "v1.36.3"), "etcd": "3.6.16-0"}
+    behind = to_37("cp-2", "3.6.16-0", cluster=None)
+    behind = replace(behind, own={**(behind.own or {}), "images": {**images, **dict.fromkeys(names, "v1.35.4")}})
+    plan = planned("1.37", to_37("cp-1", "3.6.16-0"), behind, version="1.36.3")
+    [error] = errors(plan)
+    assert "cp-2: its control plane is 1.35.4" in error
+    assert "`gpunodes upgrade 1.36`" in error
+    assert not upgrade.of_machines(plan, ["cp-1"]).possible, "it concerns the whole cluster"
+    remedy = planned("1.36", subject("cp-1", Role.CONTROL_PLANE, "1.36.3", images=images), CP2, version="1.36.3")
+    assert (errors(remedy), {step.machine for step in remedy.steps}) == ([], {"cp-2"})
+
+
 @pytest.mark.parametrize(
     "machine",
     [
