@@ -35,8 +35,10 @@ def plan(requested: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]
     """
     wanted = versions.check(requested)
     present = str(cluster["version"]).removeprefix("v")
-    check_order(wanted, present)
-    target, problem = resolve(wanted, subjects)
+    # The API server that was asked may be older than others, after an upgrade that was not finished.
+    newest = max(present, *(each.control_plane for each in subjects), key=numbers)
+    check_order(wanted, newest)
+    target, problem = resolve(wanted, subjects, newest)
     findings = [PreflightFinding(CLUSTER, "packages", problem)] if problem else []
     findings += upgrade_checks.judge(target or wanted, subjects, cluster)
     return UpgradePlan(
@@ -83,8 +85,11 @@ def check_order(wanted: str, present: str) -> None:
         )
 
 
-def resolve(wanted: str, subjects: Sequence[Subject]) -> tuple[str, Problem | None]:
-    """The exact version, and why there is none: the newest that the control plane's package source offers."""
+def resolve(wanted: str, subjects: Sequence[Subject], present: str) -> tuple[str, Problem | None]:
+    """The exact version, and why there is none: the newest that the control plane's package source offers.
+
+    One that is older than ``present``, the newest that a control plane runs, is none.
+    """
     if versions.is_exact(wanted):
         return wanted, None
     first = next((each for each in subjects if each.role is Role.CONTROL_PLANE and each.own), None)
@@ -95,8 +100,15 @@ def resolve(wanted: str, subjects: Sequence[Subject]) -> tuple[str, Problem | No
             f"correct its finding, or name an exact version such as {wanted}.1",
         )
     offered = [each for each in first.own["offered"].get("kubeadm", ()) if versions.minor_of(each) == wanted]
-    if offered:
-        return max(offered, key=numbers), None
+    best = max(offered, key=numbers, default="")
+    if best and numbers(best) < numbers(present):
+        return "", Problem(
+            f"the package source of {first.name} offers at most {best}, and the cluster runs {present}",
+            f"{present} or newer: a control plane cannot be downgraded",
+            f"add a newer version to that package source, or name {present}",
+        )
+    if best:
+        return best, None
     reason = first.own["unread"] or "its index lists none"
     return "", Problem(
         f"the package source of {first.name} offers no version of Kubernetes {wanted}: {reason}",

@@ -375,6 +375,23 @@ def test_a_minor_that_no_source_offers_has_no_steps() -> None:
     assert "offers no version of Kubernetes 1.36: it responds 404" in errors(plan)[0]
 
 
+@pytest.mark.parametrize("asked", ["1.36.3", "1.36.4"])
+def test_a_minor_is_no_older_patch_than_a_control_plane_runs(asked: str) -> None:
+    """A mirror may lag: kubeadm would be downgraded before the machine refuses."""
+    new, old = (
+        subject(name, Role.CONTROL_PLANE, version, images=dict.fromkeys(CONTROL["images"], f"v{version}"))
+        for name, version in (("cp-2", "1.36.4"), ("cp-1", asked))
+    )
+    plan = planned("1.36", old, new, version=asked)
+    assert (plan.target, plan.steps) == ("", ())
+    [error] = [each for each in errors(plan) if each.startswith("cluster: ")]
+    assert "the package source of cp-1 offers at most 1.36.3" in error
+    assert "1.36.4 or newer" in error
+    assert not upgrade.of_machines(plan, ["cp-1"]).possible
+    with pytest.raises(WrongInput, match=r"1\.36\.4, and 1\.36\.3 is older"):
+        planned("1.36.3", old, new, version=asked)
+
+
 def test_a_node_outside_the_inventory_is_a_warning() -> None:
     node = {"name": "other", "version": "v1.35.4"}
     plan = upgrade.plan("1.36", [CP1], {"version": "v1.35.4", "nodes": [CP1.node, node]})
