@@ -434,6 +434,30 @@ def test_killed_in_the_middle_of_a_stage(stage: str, tmp_path: Any, monkeypatch:
     clean(place)
 
 
+def test_a_record_that_outlived_the_lease_of_its_machine_begins_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command was killed after the release, and before it removed the file on this controller."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place))
+    monkeypatch.setattr(work, "needed", lambda _: "all there is")
+
+    def die(*_: Any) -> None:
+        place.api.before = lambda *_: (_ for _ in ()).throw(Killed)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "remove", die)
+        with pytest.raises((Killed, Exception)):
+            roll_out(place, work)
+    place.api.before = lambda *_: None
+    bury(place)
+    assert work.stages("w0") == ["prepare", "apply", "verify"]
+    assert "gpunodes-machine-w0" not in place.api.leases
+    assert [*records.read_kind("test", records.ROLLOUTS, recording.parse)] == ["w0"]
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w0") == ["prepare", "apply", "verify"]
+    clean(place)
+
+
 def test_an_interrupted_command_leaves_a_roll_out_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(3)
     work = known(monkeypatch, MemoryWork(place))

@@ -81,7 +81,7 @@ class Engine:
         nodes = {name: node for name, (node, _) in found.machines.items()}
         # One that is off on purpose is skipped, whatever it needs.
         waiting = [machine for machine in waiting if machine.name not in found.off]
-        left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe(), live=True)
+        left = unfinished.left(self._command, self._rollout.id, nodes)
         targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
         for target, needed in zip(targets, self._reading.needed(targets), strict=True):
             marked = target.node is not None and target.node.rollout == self._rollout.id
