@@ -22,6 +22,7 @@ from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.operations import power
 from gpunodes.operations.machine_lock import MachineLock
 from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, stages, status, upgrades
+from gpunodes.operations.rolling.reading import Reading
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import record as repair_record
 from gpunodes.repair.maintenance import Maintenance
@@ -472,6 +473,29 @@ def test_an_interrupted_command_leaves_a_roll_out_to_resume(monkeypatch: pytest.
     assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, False)
     assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
     clean(place)
+
+
+def test_a_command_that_is_interrupted_before_it_begins_leaves_nothing_to_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, lines = fleet(2), list[str]()
+    work = known(monkeypatch, MemoryWork(place))
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Reading, "needed", interrupt)
+        result = roll_out(place, work, report=lambda _, text: lines.append(text))
+    assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, True)
+    assert lines[-1] == "nothing was begun; run the same command again"
+    assert "resume" not in views.summary(result)
+    clean(place)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    with monkeypatch.context() as patched:
+        patched.setattr(Reading, "needed", interrupt)
+        result = resume(place)
+    assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, False)
 
 
 def test_a_resumed_roll_out_keeps_its_options_and_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
