@@ -97,11 +97,16 @@ def known(monkeypatch: pytest.MonkeyPatch, work: MemoryWork) -> MemoryWork:
 
 
 def roll_out(
-    place: Fleet, work: MemoryWork, machines: Sequence[str] = (), then: Sequence[Following] = (), **options: Any
+    place: Fleet,
+    work: MemoryWork,
+    machines: Sequence[str] = (),
+    then: Sequence[Following] = (),
+    report: Callable[[str, str], None] = lambda *_: None,
+    **options: Any,
 ) -> RolloutResult:
     """Roll a work out; ``options`` are fields of RolloutOptions."""
     chosen = [each for each in place.all_machines() if not machines or each.name in machines]
-    return commands.roll_out(place, chosen, work, RolloutOptions(**options), lambda *_: None, "test", then)
+    return commands.roll_out(place, chosen, work, RolloutOptions(**options), report, "test", then)
 
 
 def resume(place: Fleet) -> RolloutResult:

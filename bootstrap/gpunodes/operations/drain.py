@@ -36,7 +36,7 @@ def drain(
         check()
         pods = [pod for pod in cluster.pods_on(node) if must_leave(pod) and chosen(pod)]
         managed = [pod for pod in pods if pod.owner]
-        unmanaged = [flow.RemainingPod(pod.full_name, "it has no controller") for pod in pods if not pod.owner]
+        alone = [_alone(pod) for pod in pods if not pod.owner]
         to_evict = [pod for pod in managed if not pod.ending]
         if time.monotonic() >= retry:
             refused = {}
@@ -45,7 +45,7 @@ def drain(
                     refused[pod.uid] = flow.RemainingPod(pod.full_name, why)
             retry = time.monotonic() + _RETRY_S
         if not managed:
-            return DrainResult(unmanaged=unmanaged)
+            return DrainResult(unmanaged=alone)
         if time.monotonic() > deadline:
             break
         time.sleep(min(_POLL_S, max(0.1, limit_s / 10)))
@@ -57,8 +57,21 @@ def drain(
         check()
         for pod in managed:
             cluster.delete_now(pod)
-        return DrainResult(deleted=[*protected.values(), *terminating], unmanaged=unmanaged)
-    return DrainResult(list(protected.values()), terminating, unmanaged=unmanaged)
+        return DrainResult(deleted=[*protected.values(), *terminating], unmanaged=alone)
+    return DrainResult(list(protected.values()), terminating, unmanaged=alone)
+
+
+def unmanaged(cluster: Cluster, node: str, chosen: Callable[[Pod], bool] = lambda _: True) -> list[flow.RemainingPod]:
+    """The ``chosen`` pods that nothing would start elsewhere, without those that end already.
+
+    A drain that does not count without them reads this first: otherwise it would evict all others in vain.
+    """
+    pods = [pod for pod in cluster.pods_on(node) if must_leave(pod) and chosen(pod)]
+    return [_alone(pod) for pod in pods if not pod.owner and not pod.ending]
+
+
+def _alone(pod: Pod) -> flow.RemainingPod:
+    return flow.RemainingPod(pod.full_name, "it has no controller")
 
 
 def must_leave(pod: Pod) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpunodes.engine import journal
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import preflight
-from gpunodes.operations.tracker import RunView
+from gpunodes.operations.tracker import RunView, Unseen
 from gpunodes.planner import gpu_upgrade
+from gpunodes.planner.candidates import MachineFacts
 
 
 def run(
@@ -20,8 +22,17 @@ def run(
     folder = journal.open_run("gpu upgrade plan")
     view.begin("gpu upgrade plan", machines)
     seen = preflight.inspect(inventory, machines, folder, view, variables)
-    found = [
-        gpu_upgrade.planned(each.name, each.facts, each.requested.without_kubernetes(), each.unreachable)
-        for each in seen.candidates
-    ]
+    found = [_planned(each) for each in seen.candidates]
     return gpu_upgrade.Upgrades(str(variables["gpunodes_driver_branch"]), found, interrupted=seen.interrupted)
+
+
+def of_machine(
+    inventory: Inventory, machine: Machine, folder: Path, variables: Mapping[str, Any]
+) -> gpu_upgrade.PlannedUpgrade:
+    """The same for one machine, with its files in ``folder``."""
+    seen = preflight.inspect(inventory, [machine], folder, Unseen(), variables, alone=True)
+    return _planned(seen.candidates[0])
+
+
+def _planned(each: MachineFacts) -> gpu_upgrade.PlannedUpgrade:
+    return gpu_upgrade.planned(each.name, each.facts, each.requested.without_kubernetes(), each.unreachable)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpunodes.engine import events, journal, runner
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import phases, preflight, switched_off
-from gpunodes.operations.tracker import RunView, Tracker
+from gpunodes.operations.tracker import RunView, Tracker, Unseen
 from gpunodes.planner import os_upgrade
 
 PHASES = (phases.OS_PENDING,)
@@ -21,6 +22,27 @@ def run(inventory: Inventory, machines: Sequence[Machine], view: RunView, *, sec
     view.begin("os plan", machines)
     on, off = switched_off.split(inventory, machines, is_rolled_out=True)
     seen = preflight.inspect(inventory, on, folder, view, {}, sources=False)
+    return _plans(inventory, machines, seen, off, folder, view, security=security)
+
+
+def of_machine(inventory: Inventory, machine: Machine, folder: Path, *, security: bool) -> os_upgrade.PlannedOs:
+    """The same for one machine, with its files in ``folder``."""
+    view = Unseen()
+    seen = preflight.inspect(inventory, [machine], folder, view, {}, sources=False, alone=True)
+    return _plans(inventory, [machine], seen, {}, folder, view, security=security).machines[0]
+
+
+def _plans(
+    inventory: Inventory,
+    machines: Sequence[Machine],
+    seen: preflight.Inspection,
+    off: Mapping[str, str],
+    folder: Path,
+    view: RunView,
+    *,
+    security: bool,
+) -> os_upgrade.OsPlans:
+    """Read the pending upgrades of machines whose facts were ``seen``; ``off`` says why others were not."""
     facts: dict[str, Mapping[str, Any] | None] = dict.fromkeys(off)
     facts |= {each.name: each.facts for each in seen.candidates}
     unreachable = {**off, **{each.name: each.unreachable for each in seen.candidates}}

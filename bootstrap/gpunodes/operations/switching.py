@@ -28,7 +28,7 @@ from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.power import PowerResult, required
 from gpunodes.operations.repair.context import Report, connected
 from gpunodes.repair import verification
-from gpunodes.repair.flow import pod_list
+from gpunodes.repair.flow import DrainResult, pod_list
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Node
 
@@ -219,7 +219,10 @@ def _drain(
     report(machine.name, f"draining its node, at most {limits.drain:.0f} s")
     done = False
     try:
-        result = drain.drain(cluster, node, limits.drain, force=False, check=lambda: leases.check(node))
+        # Nothing is evicted for a machine that is not switched off because of another pod.
+        result = DrainResult(unmanaged=drain.unmanaged(cluster, node))
+        if not result.unmanaged:
+            result = drain.drain(cluster, node, limits.drain, force=False, check=lambda: leases.check(node))
         remaining = pod_list([*result.refused, *result.terminating, *result.unmanaged])
         done = not remaining
     finally:

@@ -54,6 +54,25 @@ class RunView(Protocol):
         """A machine failed, or the run ended for it."""
 
 
+class Unseen:
+    """A view that shows nothing: of a machine that is read inside of a command with lines of its own."""
+
+    def begin(self, title: str, machines: Sequence[Machine]) -> None:
+        """Nothing, as the others."""
+
+    def phase(self, machine: str, phase: Phase, number: int = 0, total: int = 0) -> None:
+        pass
+
+    def task(self, machine: str, task: str) -> None:
+        pass
+
+    def findings(self, findings: Sequence[PreflightFinding]) -> None:
+        pass
+
+    def ended(self, result: MachineResult) -> None:
+        pass
+
+
 @dataclass(slots=True)
 class _State:
     started: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpunodes.ansible.module_utils.packages import upstream
 from gpunodes.engine import journal
@@ -10,7 +11,7 @@ from gpunodes.errors import GpunodesError, Interrupted, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Machine
 from gpunodes.operations import preflight, switched_off
-from gpunodes.operations.tracker import RunView
+from gpunodes.operations.tracker import RunView, Unseen
 from gpunodes.planner import upgrade
 
 
@@ -24,7 +25,16 @@ def read(inventory: Inventory, machines: Sequence[Machine], view: RunView) -> di
     if not on:
         return {}
     view.begin("upgrade rollback", on)
-    seen = preflight.inspect(inventory, on, journal.open_run("upgrade rollback"), view, {}, sources=False)
+    return _read(inventory, on, journal.open_run("upgrade rollback"), view)
+
+
+def of_machine(inventory: Inventory, machine: Machine, folder: Path) -> dict[str, str]:
+    """The same for one machine, with its files in ``folder``."""
+    return _read(inventory, [machine], folder, Unseen())
+
+
+def _read(inventory: Inventory, machines: Sequence[Machine], folder: Path, view: RunView) -> dict[str, str]:
+    seen = preflight.inspect(inventory, machines, folder, view, {}, sources=False)
     if seen.interrupted:
         raise Interrupted
     if seen.cluster is None:

@@ -13,7 +13,7 @@ from typing import Any
 from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.errors import WrongInput
 from gpunodes.model import PreflightFinding, Role, Severity
-from gpunodes.planner import tables, upgrade_checks, versions
+from gpunodes.planner import upgrade_checks, versions
 from gpunodes.planner.upgrade_model import (
     CLUSTER,
     PROGRAMS,
@@ -35,8 +35,10 @@ def plan(requested: str, subjects: Sequence[Subject], cluster: Mapping[str, Any]
     """
     wanted = versions.check(requested)
     present = str(cluster["version"]).removeprefix("v")
-    check_order(wanted, present)
-    target, problem = resolve(wanted, subjects)
+    # The API server that was asked may be older than others, after an upgrade that was not finished.
+    newest = max(present, *(each.control_plane for each in subjects), key=numbers)
+    check_order(wanted, newest)
+    target, problem = resolve(wanted, subjects, newest)
     findings = [PreflightFinding(CLUSTER, "packages", problem)] if problem else []
     findings += upgrade_checks.judge(target or wanted, subjects, cluster)
     return UpgradePlan(
@@ -73,7 +75,7 @@ def check_order(wanted: str, present: str) -> None:
             "a newer version: a control plane cannot be downgraded",
             "workers alone can return to an older kubelet: see `gpunodes help --page upgrades`",
         )
-    allowed = tables.read("upgrades")["skew"]["control_plane"]
+    allowed = versions.control_plane_skew()
     if after[1] > before[1] + allowed:
         following = f"{before[0]}.{before[1] + allowed}"
         raise WrongInput(
@@ -83,8 +85,11 @@ def check_order(wanted: str, present: str) -> None:
         )
 
 
-def resolve(wanted: str, subjects: Sequence[Subject]) -> tuple[str, Problem | None]:
-    """The exact version, and why there is none: the newest that the control plane's package source offers."""
+def resolve(wanted: str, subjects: Sequence[Subject], present: str) -> tuple[str, Problem | None]:
+    """The exact version, and why there is none: the newest that the control plane's package source offers.
+
+    One that is older than ``present``, the newest that a control plane runs, is none.
+    """
     if versions.is_exact(wanted):
         return wanted, None
     first = next((each for each in subjects if each.role is Role.CONTROL_PLANE and each.own), None)
@@ -95,8 +100,15 @@ def resolve(wanted: str, subjects: Sequence[Subject]) -> tuple[str, Problem | No
             f"correct its finding, or name an exact version such as {wanted}.1",
         )
     offered = [each for each in first.own["offered"].get("kubeadm", ()) if versions.minor_of(each) == wanted]
-    if offered:
-        return max(offered, key=numbers), None
+    best = max(offered, key=numbers, default="")
+    if best and numbers(best) < numbers(present):
+        return "", Problem(
+            f"the package source of {first.name} offers at most {best}, and the cluster runs {present}",
+            f"{present} or newer: a control plane cannot be downgraded",
+            f"add a newer version to that package source, or name {present}",
+        )
+    if best:
+        return best, None
     reason = first.own["unread"] or "its index lists none"
     return "", Problem(
         f"the package source of {first.name} offers no version of Kubernetes {wanted}: {reason}",

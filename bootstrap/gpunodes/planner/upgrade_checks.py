@@ -110,6 +110,7 @@ def _ready(_: str, subject: Subject, own: Mapping[str, Any]) -> Iterator[Problem
 
 
 def _skew(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Problem]:
+    yield from _control_plane_skew(target, subject.control_plane)
     if not subject.kubelet:
         return
     allowed = versions.kubelet_skew()
@@ -125,6 +126,19 @@ def _skew(target: str, subject: Subject, _: Mapping[str, Any]) -> Iterator[Probl
             f"its kubelet is {subject.kubelet}",
             f"1.{wanted - allowed} or newer: Kubernetes {versions.minor_of(target)} accepts no older kubelets",
             "upgrade it to the version of the cluster first, or remove it with `gpunodes remove`",
+        )
+
+
+def _control_plane_skew(target: str, present: str) -> Iterator[Problem]:
+    """Of each control plane: an upgrade that was abandoned may have left some a minor behind that of the others."""
+    allowed = versions.control_plane_skew()
+    major, minor, *_ = numbers(target)
+    if numbers(present) and numbers(present)[:2] < (major, minor - allowed):
+        before = f"{major}.{minor - allowed}"
+        yield Problem(
+            f"its control plane is {present}",
+            f"{before}: kubeadm upgrades a control plane by one minor at a time",
+            f"finish the upgrade to {before} first: `gpunodes upgrade {before}`",
         )
 
 

@@ -38,6 +38,11 @@ def known(reported: object) -> str:
     return found[0] if found else ""
 
 
+def control_plane_skew() -> int:
+    """By how many minors an upgrade of a control plane may raise its version."""
+    return int(tables.read("upgrades")["skew"]["control_plane"])
+
+
 def kubelet_skew() -> int:
     """How many minors a kubelet may be older than an API server."""
     return int(tables.read("upgrades")["skew"]["kubelet"])

@@ -27,7 +27,7 @@ class RolloutResult:
     work: str
     machines: Sequence[MachineRollout]
     finished: bool = True
-    """No machine waits, and nothing of it is left in the cluster."""
+    """Nothing of it is left to resume in the cluster."""
     stopped: str = ""
     """Why it stopped before its end."""
     interrupted: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -336,17 +337,26 @@ def test_packages_of_an_earlier_replacement_are_not_put_back(machine: Machine) -
     assert upgrade.prepare(machine.specs()).actions == []
     assert store.load() is None
     assert upgrade.apply(machine.specs()).actions == []
-    assert upgrade.undo(machine.specs()).actions == []
+    with pytest.raises(MachineProblem, match="no package was replaced"):
+        upgrade.undo(machine.specs())
     assert machine.version() == "2.1.5-1"
 
 
-def test_a_later_change_of_the_configuration_alone_puts_no_package_back(machine: Machine) -> None:
+@pytest.mark.parametrize("cut", ["", "systemctl restart"])
+def test_a_later_change_of_the_configuration_alone_is_not_taken_back(machine: Machine, cut: str) -> None:
+    """Neither are packages of the replacement before; a node whose verification fails is kept, not given back."""
     upgrade.prepare(machine.specs())
     upgrade.apply(machine.specs())
     machine.config.write_text("old\n")
     assert upgrade.prepare(machine.specs()).actions == []
-    assert upgrade.apply(machine.specs()).actions[0] == f"write {machine.config}"
-    assert upgrade.undo(machine.specs()).actions == []
+    assert upgrade.undo(machine.specs()).actions == [], "nothing was applied yet"
+    machine.cut = cut
+    with pytest.raises(PowerCutError) if cut else contextlib.nullcontext():
+        assert upgrade.apply(machine.specs()).actions[0] == f"write {machine.config}"
+    machine.cut = ""
+    with pytest.raises(MachineProblem, match="the earlier configuration is not kept"):
+        upgrade.undo(machine.specs())
+    upgrade.apply(machine.specs())
     assert is_new(machine)
 
 

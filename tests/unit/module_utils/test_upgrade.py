@@ -169,6 +169,7 @@ def test_a_worker_is_complete_when_its_kubelet_is(tmp_path: Path, monkeypatch: p
         ("worker", "1.35.4", "1.36.3", "kubeadm 1.35.4 is installed"),
         ("worker", "1.36.3", "1.34.1", "a downgrade is not possible"),
         ("control_plane", "1.36.3", "1.34.1", "a downgrade is not possible"),
+        ("control_plane", "1.37.2", "1.37.2", "its control plane is v1.35.4; wanted: 1.36: kubeadm upgrades"),
     ],
 )
 def test_what_is_refused_changes_nothing(
@@ -184,6 +185,18 @@ def test_what_is_refused_changes_nothing(
     with pytest.raises(MachineProblem, match=words):
         node.upgrade(target=target)
     assert (node.runs, ledger.load().upgrade) == ([], "")
+
+
+def test_a_control_plane_skips_no_minor_when_another_one_has_raised_that_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kubeadm upgrade node` does not look; a component that an interruption left behind counts, too."""
+    node = Node(tmp_path, monkeypatch, "control_plane", "1.37.2")
+    node.installed["kubeadm"] = "1.37.2"
+    node.write("1.36.3", "kube-apiserver")
+    with pytest.raises(MachineProblem, match=r"upgrade it to 1\.36 first"):
+        node.upgrade(target="1.37.2")
+    assert node.runs == []
 
 
 def test_a_node_that_others_made_is_upgraded_and_stays_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

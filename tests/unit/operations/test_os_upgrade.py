@@ -69,8 +69,6 @@ def test_what_was_begun_is_upgraded_to_the_end(inventory: Inventory) -> None:
     work = SystemUpgrade(inventory, security=False, reboot=False, plan=OsPlans(False, [PlannedOs("w-1")]))
     assert work.needed(Target(machine, Node("w-1", cordoned=True, rollout="r-1")))
     assert work.needed(Target(machine, Node("w-1"))) == ""
-    # A command that resumes has no plan.
-    assert SystemUpgrade(inventory, security=False, reboot=False).needed(Target(machine))
 
 
 def test_the_command_shows_its_plan_and_rolls_it_out(

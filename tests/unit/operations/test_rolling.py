@@ -227,9 +227,27 @@ def test_a_refused_drain_gives_the_node_back_and_the_others_go_on() -> None:
 def test_pods_that_nothing_would_start_elsewhere_are_not_lost() -> None:
     place = fleet(1)
     place.api.add_pod("notebook", "w0", owner="")
-    result = roll_out(place, MemoryWork(place))
+    place.api.add_pod("train", "w0", owner="Job")
+    result = roll_out(place, MemoryWork(place), wait_for_jobs_s=30.0)
     assert outcomes(result) == {"w0": NOT_DRAINED}
-    assert "notebook" in place.api.pods
+    assert "notebook" in result.machines[0].why
+    assert {*place.api.pods} == {"notebook", "train"}, "nothing is evicted in vain, and no Job is waited for"
+    clean(place)
+
+
+def test_a_pod_that_ends_already_keeps_no_other_on_the_node() -> None:
+    place = fleet(1)
+    place.api.add_pod("notebook", "w0", owner="")
+    place.api.pods["notebook"]["metadata"]["deletionTimestamp"] = "now"
+    place.api.add_pod("train", "w0")
+
+    def before(_: str, path: str) -> None:
+        if path.endswith("/eviction"):
+            place.api.pods.pop("notebook", None)
+
+    place.api.before = before
+    assert outcomes(roll_out(place, MemoryWork(place))) == {"w0": DONE}
+    assert place.api.pods == {}
     clean(place)
 
 

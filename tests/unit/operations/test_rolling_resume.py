@@ -22,6 +22,7 @@ from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.operations import power
 from gpunodes.operations.machine_lock import MachineLock
 from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, stages, status, upgrades
+from gpunodes.operations.rolling.reading import Reading
 from gpunodes.operations.rolling.work import Target
 from gpunodes.repair import record as repair_record
 from gpunodes.repair.maintenance import Maintenance
@@ -434,6 +435,30 @@ def test_killed_in_the_middle_of_a_stage(stage: str, tmp_path: Any, monkeypatch:
     clean(place)
 
 
+def test_a_record_that_outlived_the_lease_of_its_machine_begins_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command was killed after the release, and before it removed the file on this controller."""
+    place = fleet(2)
+    work = known(monkeypatch, MemoryWork(place))
+    monkeypatch.setattr(work, "needed", lambda _: "all there is")
+
+    def die(*_: Any) -> None:
+        place.api.before = lambda *_: (_ for _ in ()).throw(Killed)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "remove", die)
+        with pytest.raises((Killed, Exception)):
+            roll_out(place, work)
+    place.api.before = lambda *_: None
+    bury(place)
+    assert work.stages("w0") == ["prepare", "apply", "verify"]
+    assert "gpunodes-machine-w0" not in place.api.leases
+    assert [*records.read_kind("test", records.ROLLOUTS, recording.parse)] == ["w0"]
+    assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
+    assert work.stages("w0") == ["prepare", "apply", "verify"]
+    clean(place)
+
+
 def test_an_interrupted_command_leaves_a_roll_out_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     place = fleet(3)
     work = known(monkeypatch, MemoryWork(place))
@@ -448,6 +473,29 @@ def test_an_interrupted_command_leaves_a_roll_out_to_resume(monkeypatch: pytest.
     assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, False)
     assert set(outcomes(resume(place)).values()) == {RolloutOutcome.DONE}
     clean(place)
+
+
+def test_a_command_that_is_interrupted_before_it_begins_leaves_nothing_to_resume(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, lines = fleet(2), list[str]()
+    work = known(monkeypatch, MemoryWork(place))
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Reading, "needed", interrupt)
+        result = roll_out(place, work, report=lambda _, text: lines.append(text))
+    assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, True)
+    assert lines[-1] == "nothing was begun; run the same command again"
+    assert "resume" not in views.summary(result)
+    clean(place)
+    roll_out(place, MemoryWork(place, failing={"w0": "apply"}))
+    with monkeypatch.context() as patched:
+        patched.setattr(Reading, "needed", interrupt)
+        result = resume(place)
+    assert (result.exit_code, result.finished) == (ExitCode.INTERRUPTED, False)
 
 
 def test_a_resumed_roll_out_keeps_its_options_and_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,15 @@ def test_pods_that_cannot_leave_keep_the_machine_on(place: Any, kind: str) -> No
     repair_fleet.clean(place)
 
 
+def test_no_pod_is_evicted_from_a_machine_that_another_one_keeps_on(place: Any) -> None:
+    place.api.add_pod("notebook", "w1", owner="")
+    place.api.add_pod("train", "w1")
+    with pytest.raises(GpunodesError, match=r"pods of w1 cannot leave: .*notebook"):
+        switch(place, "off")
+    assert {*place.api.pods} == {"notebook", "train"}
+    repair_fleet.clean(place)
+
+
 def test_the_maintenance_of_a_person_stays(place: Any) -> None:
     place.api.nodes["w1"]["metadata"]["annotations"][MARK] = "new disks"
     lines: list[str] = []

@@ -190,6 +190,21 @@ def test_a_control_plane_is_never_passed_over(broken: Subject) -> None:
     assert found[0].startswith("cp-2: ")
 
 
+@pytest.mark.parametrize("names", [["kube-apiserver", "kube-controller-manager", "kube-scheduler"], ["kube-scheduler"]])
+def test_each_control_plane_is_upgraded_by_one_minor(names: list[str]) -> None:
+    """An upgrade that was abandoned left one behind: the API server that was asked does not show that."""
+    images = {**dict.fromkeys(CONTROL["images"], "v1.36.3"), "etcd": "3.6.16-0"}
+    behind = to_37("cp-2", "3.6.16-0", cluster=None)
+    behind = replace(behind, own={**(behind.own or {}), "images": {**images, **dict.fromkeys(names, "v1.35.4")}})
+    plan = planned("1.37", to_37("cp-1", "3.6.16-0"), behind, version="1.36.3")
+    [error] = errors(plan)
+    assert "cp-2: its control plane is 1.35.4" in error
+    assert "`gpunodes upgrade 1.36`" in error
+    assert not upgrade.of_machines(plan, ["cp-1"]).possible, "it concerns the whole cluster"
+    remedy = planned("1.36", subject("cp-1", Role.CONTROL_PLANE, "1.36.3", images=images), CP2, version="1.36.3")
+    assert (errors(remedy), {step.machine for step in remedy.steps}) == ([], {"cp-2"})
+
+
 @pytest.mark.parametrize(
     "machine",
     [
@@ -358,6 +373,23 @@ def test_a_minor_that_no_source_offers_has_no_steps() -> None:
     plan = planned("1.36", subject("cp-1", Role.CONTROL_PLANE, offered={}, unread="it responds 404"))
     assert (plan.target, plan.steps) == ("", ())
     assert "offers no version of Kubernetes 1.36: it responds 404" in errors(plan)[0]
+
+
+@pytest.mark.parametrize("asked", ["1.36.3", "1.36.4"])
+def test_a_minor_is_no_older_patch_than_a_control_plane_runs(asked: str) -> None:
+    """A mirror may lag: kubeadm would be downgraded before the machine refuses."""
+    new, old = (
+        subject(name, Role.CONTROL_PLANE, version, images=dict.fromkeys(CONTROL["images"], f"v{version}"))
+        for name, version in (("cp-2", "1.36.4"), ("cp-1", asked))
+    )
+    plan = planned("1.36", old, new, version=asked)
+    assert (plan.target, plan.steps) == ("", ())
+    [error] = [each for each in errors(plan) if each.startswith("cluster: ")]
+    assert "the package source of cp-1 offers at most 1.36.3" in error
+    assert "1.36.4 or newer" in error
+    assert not upgrade.of_machines(plan, ["cp-1"]).possible
+    with pytest.raises(WrongInput, match=r"1\.36\.4, and 1\.36\.3 is older"):
+        planned("1.36.3", old, new, version=asked)
 
 
 def test_a_node_outside_the_inventory_is_a_warning() -> None:

@@ -31,7 +31,7 @@ options:
       - C(prepared) downloads and keeps packages only.
       - C(applied) replaces the packages.
       - C(verified) only checks that the requested versions are installed and run.
-      - C(undone) goes back to the packages that were replaced.
+      - C(undone) goes back to the packages that were replaced; it fails where the configuration alone was changed.
     type: str
     choices: [prepared, applied, verified, undone]
     required: true

@@ -13,15 +13,13 @@ from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases.errors import Held, Lost
 from gpunodes.engine.locks import Taken
 from gpunodes.errors import GpunodesError, sentence
-from gpunodes.health.model import State
 from gpunodes.operations import cluster_state, switched_off
 from gpunodes.operations.cluster_state import ClusterState
-from gpunodes.operations.rolling import context, unfinished
+from gpunodes.operations.rolling import context, reading, unfinished
 from gpunodes.operations.rolling.context import RolloutCommand
 from gpunodes.operations.rolling.reading import Reading
 from gpunodes.operations.rolling.running import Running
 from gpunodes.operations.rolling.work import Target, Work
-from gpunodes.repair import findings
 from gpunodes.rollout import policy, state, times
 from gpunodes.rollout.policy import Decision, MachineDecision, RolloutCandidate
 from gpunodes.rollout.record import RolloutOutcome
@@ -29,6 +27,8 @@ from gpunodes.rollout.result import MachineRollout, RolloutResult
 from gpunodes.rollout.state import Rollout
 
 _NOTHING = "nothing to do"
+_STOPPING = "stopping; `gpunodes rollout resume` continues"
+_NOT_BEGUN = "nothing was begun; run the same command again"
 
 
 class Engine:
@@ -51,15 +51,17 @@ class Engine:
 
     def run(self, *, resumed: bool = False) -> RolloutResult:
         """Work until no further machine can be begun."""
+        recorded = resumed
         try:
             self._read(resumed=resumed)
+            recorded = True
             self._write(self._rollout)
             if resumed:
                 self._resume_machines()
             while self._step():
                 pass
         except KeyboardInterrupt:
-            self._command.report("", "stopping; `gpunodes rollout resume` continues")
+            self._command.report("", _STOPPING if recorded else _NOT_BEGUN)
             self._interrupted = True
             self._command.stop.set()
         except GpunodesError as problem:
@@ -68,7 +70,8 @@ class Engine:
             self._stop(f"{sentence(problem)}")
         finally:
             self._finish()
-        return self._result()
+        # Without a record there is nothing to resume.
+        return self._result() if recorded else dataclasses.replace(self._result(), finished=True)
 
     # Reading
 
@@ -81,7 +84,7 @@ class Engine:
         nodes = {name: node for name, (node, _) in found.machines.items()}
         # One that is off on purpose is skipped, whatever it needs.
         waiting = [machine for machine in waiting if machine.name not in found.off]
-        left = unfinished.find(self._command, self._rollout.id, self._command.leases.observe(), live=True)
+        left = unfinished.left(self._command, self._rollout.id, nodes)
         targets = [Target(machine, nodes.get(machine.name)) for machine in waiting]
         for target, needed in zip(targets, self._reading.needed(targets), strict=True):
             marked = target.node is not None and target.node.rollout == self._rollout.id
@@ -293,7 +296,7 @@ class Engine:
             self._write(dataclasses.replace(self._rollout, soak_since=command.now()))
         # A moment in the future comes from a record that this gpunodes did not write.
         left = min(self._rollout.soak_since + options.soak_s - command.now(), options.soak_s)
-        if why := self._canary_trouble(scan=left <= 0):
+        if why := reading.unhealthy(command, self._rollout.canaries, self._state(), scan=left <= 0):
             self._write(dataclasses.replace(self._rollout, soak_since=0.0))
             self._stop(f"the canaries did not stay healthy: {why}")
         elif left <= 0:
@@ -303,18 +306,6 @@ class Engine:
             self._tell("", f"watching the canaries {state.names(self._rollout.canaries)} for {options.soak_s:.0f} s")
             command.leases.write_rollout(self._rollout.text())
             time.sleep(min(6 * command.limits.poll, left))
-
-    def _canary_trouble(self, *, scan: bool) -> str:
-        machines = [self._command.machines[name] for name in self._rollout.canaries if name in self._command.machines]
-        found = self._state()
-        for machine in machines:
-            node, why = found.machines[machine.name]
-            if node is None or not node.ready or node.needs_repair:
-                return f"{machine.name}: {why or (node and node.needs_repair) or 'its node is not ready'}"
-        for name, seen in (self._command.fleet.scan(machines) if scan else {}).items():
-            if seen.verdict.state.rank >= State.SICK.rank:
-                return f"{name}: {findings.describe(seen.verdict)} ({seen.verdict.state.value})"
-        return ""
 
     # Results
 

@@ -1,4 +1,4 @@
-"""What the machines of a roll-out report before their turn: their health, and what there is to do on them."""
+"""What the machines of a roll-out report: before their turn what there is to do on them, and their health."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from concurrent.futures import ThreadPoolExecutor
 from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import sentence
 from gpunodes.health.model import State
+from gpunodes.operations.cluster_state import ClusterState
 from gpunodes.operations.rolling.context import RolloutCommand
 from gpunodes.operations.rolling.work import Target, Work
 from gpunodes.repair import findings
 
 _READERS = 16
 """Machines whose state is read in parallel."""
+
+
+def unhealthy(command: RolloutCommand, names: Collection[str], found: ClusterState, *, scan: bool) -> str:
+    """What is wrong with the first of the machines that is not healthy, "" for nothing; ``scan``: they are scanned."""
+    machines = [command.machines[name] for name in names if name in command.machines]
+    for machine in machines:
+        node, why = found.machines[machine.name]
+        if node is None or not node.ready or node.needs_repair:
+            return f"{machine.name}: {why or (node and node.needs_repair) or 'its node is not ready'}"
+    for name, seen in (command.fleet.scan(machines) if scan else {}).items():
+        if seen.verdict.state.rank >= State.SICK.rank:
+            return f"{name}: {findings.describe(seen.verdict)} ({seen.verdict.state.value})"
+    return ""
 
 
 class Reading:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gpunodes.engine import history, records
 from gpunodes.engine.cluster.errors import NoResponse, Refused
+from gpunodes.engine.cluster.pods import Pod
 from gpunodes.engine.history import EntryKind
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.scans import MachineScan
@@ -146,21 +147,27 @@ def _prepare(tools: Tools, record: RolloutRecord) -> RolloutRecord:
 
 
 def _drain(tools: Tools, record: RolloutRecord) -> RolloutRecord:
-    command = tools.command
-    if tools.wait_for_jobs_s and not record.drain_until:
-        record = record.to(record.stage, drain_until=command.now() + tools.wait_for_jobs_s)
-        tools.save(record)
-    _wait_for_jobs(tools, record)
-    tools.report(f"draining the node, at most {command.limits.drain:.0f} s")
-    only_gpus = record.disrupts is Disruption.GPU_PODS
-    result = draining.drain(
-        command.cluster,
-        record.node,
-        command.limits.drain,
-        force=False,
-        check=lambda: tools.check(record),
-        chosen=lambda pod: pod.uses_gpus or not only_gpus,
-    )
+    command, only_gpus = tools.command, record.disrupts is Disruption.GPU_PODS
+
+    def chosen(pod: Pod) -> bool:
+        return pod.uses_gpus or not only_gpus
+
+    # Nothing is evicted from a node that is given back because of another pod.
+    result = DrainResult(unmanaged=draining.unmanaged(command.cluster, record.node, chosen))
+    if not result.unmanaged:
+        if tools.wait_for_jobs_s and not record.drain_until:
+            record = record.to(record.stage, drain_until=command.now() + tools.wait_for_jobs_s)
+            tools.save(record)
+        _wait_for_jobs(tools, record)
+        tools.report(f"draining the node, at most {command.limits.drain:.0f} s")
+        result = draining.drain(
+            command.cluster,
+            record.node,
+            command.limits.drain,
+            force=False,
+            check=lambda: tools.check(record),
+            chosen=chosen,
+        )
     remaining = pod_list([*result.refused, *result.terminating, *result.unmanaged])
     if remaining:
         tools.report(f"pods that remain: {remaining}")

@@ -37,6 +37,20 @@ def find(
     return {name: record for name, record in found.items() if live or lock_name(record.node) not in busy}
 
 
+def left(command: RolloutCommand, rollout: str, nodes: Mapping[str, Node | None]) -> dict[str, RolloutRecord]:
+    """As ``find`` with ``live``, without machines on which the roll-out has ended well, by their ``nodes``.
+
+    The command was killed between the release of such a machine's Lease and the removal of its file, which is removed.
+    """
+    locks = command.leases.observe()
+    found, leased = find(command, rollout, locks, live=True), {seen.name for seen in locks if seen.record}
+    for name, node in nodes.items():
+        ended = node is not None and node.rolled_out == rollout != node.rollout and lock_name(node.name) not in leased
+        if ended and name in found:
+            records.remove(found.pop(name), records.ROLLOUTS)
+    return found
+
+
 def to_resume(
     command: RolloutCommand, work: Work, rollout: str, nodes: Sequence[Node], matches: Mapping[str, Node | None]
 ) -> dict[str, RolloutRecord]:

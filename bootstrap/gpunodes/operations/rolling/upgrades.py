@@ -8,6 +8,7 @@ from gpunodes.engine.fleet import Fleet, InventoryFleet
 from gpunodes.errors import GpunodesError, WrongInput
 from gpunodes.inventory import Inventory
 from gpunodes.model import Role
+from gpunodes.operations import gpu_upgrade_plan, os_plan, upgrade_rollback
 from gpunodes.operations.rolling.playbook import PlaybookWork
 from gpunodes.operations.rolling.work import Target
 from gpunodes.planner import gpu, versions
@@ -81,22 +82,26 @@ class Rollback(PlaybookWork):
     """Takes a worker back to the kubelet before its last upgrade. ``prepare`` fails for one that has no way back."""
 
     def __init__(self, inventory: Inventory, planned: Mapping[str, str] | None = None) -> None:
-        """``planned`` are the earlier versions by machine, "" for one that has it; a command that resumes has none."""
+        """``planned`` are the earlier versions by machine, "" for one that has it; without it each machine is read."""
         returns = {"upgrade_returns": True}
         super().__init__(inventory, ROLLBACK, "upgrade.yml", Disruption.NODE, parameters={}, variables=returns)
         self._planned = planned
 
     def needed(self, target: Target) -> str:
-        """As ``Work.needed``."""
-        if self._planned is None:
+        """As ``Work.needed``. A machine that was begun goes back to the end."""
+        if _is_begun(target):
             return "its kubelet becomes the earlier one"
-        if target.name not in self._planned:
+        planned = self._planned
+        if planned is None:
+            folder = self._own_folder(target, "read")
+            planned = upgrade_rollback.of_machine(self._inventory, target.machine, folder)
+        if target.name not in planned:
             raise GpunodesError(
                 f"{target.name} did not respond when its earlier version was read",
                 "a worker whose way back was checked",
                 "run the same command again",
             )
-        version = self._planned[target.name]
+        version = planned[target.name]
         return f"its kubelet becomes {version}" if version else ""
 
     def apply(self, target: Target) -> None:
@@ -112,7 +117,7 @@ class SystemUpgrade(PlaybookWork):
     """Upgrades the packages of a node's operating system; ``reboot``: it is rebooted if one is due."""
 
     def __init__(self, inventory: Inventory, *, security: bool, reboot: bool, plan: OsPlans | None = None) -> None:
-        """``plan`` was read just before; a command that resumes has none."""
+        """``plan`` was read just before; a machine that it does not have is read."""
         super().__init__(
             inventory,
             SYSTEM,
@@ -121,14 +126,17 @@ class SystemUpgrade(PlaybookWork):
             parameters={"security": _text(security), "reboot": _text(reboot)},
             variables={"os_upgrade_security": security, "os_upgrade_reboot": reboot},
         )
-        self._reboot = reboot
+        self._security, self._reboot = security, reboot
         self._planned = {each.name: each for each in (plan.machines if plan else ())}
 
     def needed(self, target: Target) -> str:
         """As ``Work.needed``. A machine that was begun is upgraded to the end: its packages may be half installed."""
-        planned = self._planned.get(target.name)
-        if planned is None or (target.node is not None and target.node.rollout):
+        if _is_begun(target):
             return "its packages are upgraded"
+        planned = self._planned.get(target.name)
+        if planned is None:
+            folder = self._own_folder(target, "read")
+            planned = os_plan.of_machine(self._inventory, target.machine, folder, security=self._security)
         if planned.unreadable:
             raise GpunodesError(planned.unreadable)
         return planned.needed(reboot=self._reboot)
@@ -138,10 +146,10 @@ class DriverUpgrade(PlaybookWork):
     """Replaces the driver of a node's GPUs. Only pods that use GPUs leave, unless the machine may be rebooted."""
 
     def __init__(self, inventory: Inventory, driver: str, *, reboot: bool, plan: Upgrades | None = None) -> None:
-        """``plan`` was read just before; a command that resumes has none."""
+        """``plan`` was read just before, and selected the machines; without it each machine is read."""
         gpu.check(gpu.RequestedSoftware("", driver))
         self._driver = driver
-        self._silent = plan.silent if plan else {}
+        self._plan = plan
         super().__init__(
             inventory,
             DRIVER,
@@ -153,10 +161,23 @@ class DriverUpgrade(PlaybookWork):
         )
 
     def needed(self, target: Target) -> str:
-        """As ``Work.needed``: the plan selected the machines that responded."""
-        if why := self._silent.get(target.name):
-            raise GpunodesError(why)
-        return f"its driver becomes {self._driver}"
+        """As ``Work.needed``. A machine that was begun is upgraded to the end: its driver may be half installed."""
+        becomes = f"its driver becomes {self._driver}"
+        if _is_begun(target):
+            return becomes
+        if self._plan:
+            if why := self._plan.silent.get(target.name):
+                raise GpunodesError(why)
+            return becomes
+        folder = self._own_folder(target, "read")
+        found = gpu_upgrade_plan.of_machine(
+            self._inventory, target.machine, folder, {"gpunodes_driver_branch": self._driver}
+        )
+        if found.unreachable:
+            raise GpunodesError(found.unreachable)
+        if found.upgrade is None:
+            raise GpunodesError("; ".join(map(str, found.conflicts)))
+        return becomes if found.upgrade.needed else ""
 
 
 def control_planes(fleet: Fleet, parameters: Mapping[str, str]) -> ControlPlaneUpgrade:
@@ -190,6 +211,11 @@ def inventory_of(fleet: Fleet) -> Inventory:
     if not isinstance(fleet, InventoryFleet):
         raise WrongInput("this work is a playbook", "machines of an inventory", "name the inventory with -i")
     return fleet.inventory
+
+
+def _is_begun(target: Target) -> bool:
+    """Whether an unfinished roll-out has marked its node: what it left there is no longer what a plan expects."""
+    return target.node is not None and bool(target.node.rollout)
 
 
 def _exact(target: str) -> str:

@@ -30,7 +30,8 @@ def upgrade(
     its last steps leave no trace; kubeadm repeats those that were done.
 
     The machine may be a node that others made by kubeadm. Raises MachineProblem, before anything is changed, for one
-    that is no node, for a downgrade, and for another kubeadm than that of ``target``.
+    that is no node, for a downgrade, for a control plane that would skip a minor, and for another kubeadm than that of
+    ``target``.
     """
     machine_ledger = ledger.load()
     role = facts.kubernetes()["role"]
@@ -43,6 +44,7 @@ def upgrade(
     running, kubelet = versions.images(), versions.program("kubelet")
     present = running.get("kube-apiserver", "").removeprefix("v") if role == "control_plane" else kubelet
     _check_order(present, cluster, target)
+    _check_minor(running, target)
     if not machine_ledger.upgrade and versions.complete(role, target, kubelet, running, cluster):
         return report
     # Only the first control plane finds a cluster of the old version: kubeadm writes the new one near the end.
@@ -76,6 +78,18 @@ def _check_order(present: str, cluster: str, target: str) -> None:
     if newer and versions.numbers(newer) > versions.numbers(target):
         raise MachineProblem(
             f"it runs Kubernetes {newer}", f"{target} or older: a downgrade is not possible", "choose a newer version"
+        )
+
+
+def _check_minor(running: Mapping[str, str], target: str) -> None:
+    """kubeadm itself compares only the cluster's version, which another control plane may have raised already."""
+    present = min((running[name] for name in versions.COMPONENTS if name in running), key=versions.numbers, default="")
+    major, minor, *_ = versions.numbers(target)
+    if versions.numbers(present) and versions.numbers(present)[:2] < (major, minor - 1):
+        raise MachineProblem(
+            f"its control plane is {present}",
+            f"{major}.{minor - 1}: kubeadm upgrades a control plane by one minor at a time",
+            f"upgrade it to {major}.{minor - 1} first",
         )
 
 

@@ -53,13 +53,7 @@ def pending(specs: Mapping[str, Spec]) -> tuple[Kept, list[str]]:
     with packages.other_lists() as options:
         _must("apt-get update", apt(*options, "update"))
         found = _replacement(specs, manager, options)
-    changes: list[str] = []
-    for role, spec in _ordered(specs):
-        try:
-            changes += converge(replace(_unchanged(spec), repositories=(), images=()), check=True).actions
-        except MachineProblem as problem:
-            changes.append(f"configure {role}: {problem.problem.found}")
-    return found, changes
+    return found, _other_changes(specs)
 
 
 def prepare(specs: Mapping[str, Spec], check: bool = False) -> Outcome:
@@ -102,9 +96,19 @@ def apply(specs: Mapping[str, Spec], check: bool = False) -> Outcome:
 
 
 def undo(specs: Mapping[str, Spec], check: bool = False) -> Outcome:
-    """Go back to the packages that were replaced, without a network; nothing without any."""
+    """Go back to the packages that were replaced, without a network; nothing if ``apply`` changed nothing.
+
+    Raises MachineProblem if it changed the configuration alone: there is none to go back to.
+    """
     manager, kept = _manager(), store.load()
     if kept is None:
+        restarts = any(_restarts(spec) for _, spec in _ordered(specs))
+        if not _unmet(specs, manager) and (restarts or not _other_changes(specs)):
+            raise MachineProblem(
+                "no package was replaced, and the earlier configuration is not kept",
+                "kept packages",
+                "correct the settings, then run the upgrade again (`gpunodes rollout resume`)",
+            )
         return Outcome()
     if not check:
         locks.wait()
@@ -254,6 +258,17 @@ def _replacement(specs: Mapping[str, Spec], manager: packages.Manager, options: 
             "remove it yourself if it is not needed; another source of containerd needs `gpunodes remove`, then a join",
         )
     return Kept(installs, replaced)
+
+
+def _other_changes(specs: Mapping[str, Spec]) -> list[str]:
+    """What ``apply`` would change beside the versions of packages, such as configuration."""
+    changes: list[str] = []
+    for role, spec in _ordered(specs):
+        try:
+            changes += converge(replace(_unchanged(spec), repositories=(), images=()), check=True).actions
+        except MachineProblem as problem:
+            changes.append(f"configure {role}: {problem.problem.found}")
+    return changes
 
 
 def choose(
