@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from gpunodes.autoscale import decisions, nodes, proof
 from gpunodes.autoscale.carrying import AGAIN_S, Carrier
@@ -46,7 +46,7 @@ class PowerServer(Carrier):
         self._proofs = Orders(self._prove, 0.0, proof.AT_ONCE)
         self._questions = Questions(machines.state, AGAIN_S)
         self._not_ready: dict[str, float] = {}
-        """Since when the node of a machine in service is not ready, by ``now``."""
+        """Since when the node of a machine that is on is not ready, by ``now``."""
         self._not_proven: dict[str, tuple[str, float]] = {}
         """The boot in which the GPUs of a node failed their last proof, and when."""
 
@@ -186,9 +186,7 @@ class PowerServer(Carrier):
                 name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
             }
             self._ask(found)
-            switched_on = [name for name in self._in_phase(Phase.BY_HAND) if name in ended and name not in self._nodes]
-            for name in switched_on:
-                self._update({name: self._changed(self._states[name], Phase.LEFT_ALONE, decisions.SWITCHED_ON)})
+            self._switched_on(name for name in self._in_phase(Phase.BY_HAND) if name in ended)
             world = self._world()
             self._update({
                 name: after
@@ -214,8 +212,9 @@ class PowerServer(Carrier):
         """Ask BMCs about machines whose nodes do not show whether they are on; ``found`` are the names of all nodes."""
         unknown = [name for name in self.plan.machines if name not in self._states and name not in found]
         alone = [name for name in self._in_phase(Phase.LEFT_ALONE) if name not in found]
+        off = [name for name in self._in_phase(Phase.BY_HAND) if name not in self._kept_off]
         lost = self._lost()
-        answers = self._questions.answers({*unknown, *lost, *alone})
+        answers = self._questions.answers({*unknown, *lost, *alone, *off})
         silent = {name: self._questions.why(name) for name, answer in answers.items() if answer is _UNKNOWN}
         is_on = {name: answers[name] is PowerState.ON for name in unknown if name in answers and name not in silent}
         self._update(dict(decisions.adopted(self._world(), is_on, silent)))
@@ -225,6 +224,7 @@ class PowerServer(Carrier):
             if answers.get(name, PowerState.OFF) is not PowerState.OFF
             and (told := decisions.still_alone(self._states[name], silent.get(name, ""))) != self._states[name]
         })  # fmt: skip
+        self._switched_on(name for name in off if answers.get(name) is PowerState.ON)
         for name in (name for name in (*lost, *alone) if answers.get(name) is PowerState.OFF):
             state = self._states[name]
             after = self._changed(state, Phase.OFF, decisions.FOUND_OFF)
@@ -235,6 +235,12 @@ class PowerServer(Carrier):
                 after = self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF)
             if after != state:
                 self._update({name: after})
+
+    def _switched_on(self, names: Iterable[str]) -> None:
+        """Note that someone switched on machines that stayed off: they are off on purpose no longer, ready or not."""
+        self._update({
+            name: self._changed(self._states[name], Phase.LEFT_ALONE, decisions.SWITCHED_ON) for name in names
+        })  # fmt: skip
 
     def _in_phase(self, phase: Phase) -> list[str]:
         return [name for name, each in self._states.items() if each.phase is phase]
@@ -303,12 +309,12 @@ class PowerServer(Carrier):
         return boot_id == found.node.boot_id and self._now() - failed < _PROVEN_AGAIN_S
 
     def _lost(self) -> list[str]:
-        """Machines in service whose node has not been ready for a while: someone else may have switched them off."""
+        """Machines that are on, and whose node has not been ready for a while: someone may have switched them off."""
         now = self._now()
         bad = [
             name
             for name, each in self._nodes.items()
-            if not each.node.ready and (state := self._states.get(name)) and state.phase is Phase.ON
+            if not each.node.ready and (state := self._states.get(name)) and state.phase in (Phase.ON, Phase.LEFT_ALONE)
         ]
         self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
         return [name for name in bad if now - self._not_ready[name] >= AGAIN_S]

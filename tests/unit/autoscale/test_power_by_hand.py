@@ -105,6 +105,51 @@ def test_the_record_ends_when_the_machine_is_on_again(site: Site) -> None:
     assert site.store.off == {}
 
 
+def test_a_machine_that_is_switched_on_again_is_off_on_purpose_no_longer_though_its_node_is_not_ready(
+    site: Site,
+) -> None:
+    """It stayed by-hand: no repair touched the machine, which was on and broken."""
+    in_service(site)
+    not_ready(site)
+    site.machines.on.clear()
+    site.store.keep_off("w3", dataclasses.replace(BY, boot_id="boot-w3"))
+    site.look()
+    assert "w3" in site.store.switched_off()
+    site.asks_until(lambda: True)
+    assert site.phases()["w3"] is Phase.BY_HAND, "it is reserved: its BMC decides nothing"
+    # `gpunodes power w3 on`
+    site.machines.on = {"w3"}
+    site.store.keep_off("w3", None)
+    site.look()
+    assert site.phases()["w3"] is Phase.LEFT_ALONE
+    assert "w3" not in site.store.switched_off()
+    assert site.server.size("t4") == decisions.Size(0, 0, 0)
+
+
+def test_a_machine_that_lost_its_power_is_off_on_purpose_until_its_bmc_says_that_it_is_on(site: Site) -> None:
+    in_service(site)
+    not_ready(site)
+    site.machines.on.clear()
+    site.look()
+    for _ in range(2):
+        site.time += 61
+        site.asks_until(lambda: site.phases()["w3"] is Phase.BY_HAND)
+        site.asks_until(lambda: not site.server._questions._open)
+        assert "w3" in site.store.switched_off(), "it is still off"
+        site.machines.on = {"w3"}
+        site.asks_until(lambda: site.phases()["w3"] is Phase.LEFT_ALONE)
+        assert site.store.states()["w3"].reason == decisions.SWITCHED_ON
+        assert "w3" not in site.store.switched_off()
+        # Its power fails once more before its node is ready.
+        site.machines.on.clear()
+        site.look()
+    site.time += 61
+    site.asks_until(lambda: site.phases()["w3"] is Phase.BY_HAND)
+    site.store.objects["w3"]["status"]["conditions"][0]["status"] = "True"
+    site.look()
+    assert site.phases()["w3"] is Phase.ON
+
+
 def test_a_machine_found_off_while_it_starts_is_not_said_to_be_broken(site: Site) -> None:
     """Someone switched it off at its BMC; nothing records that."""
     site.server.increase("t4", 1)
