@@ -13,6 +13,7 @@ from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
 from gpunodes.autoscale.state import SYSTEM_LABELS, Kubelet, MachineState, Phase
 from gpunodes.planner import node_templates, versions
+from gpunodes.repair.policy import Node
 
 RETRY_S = 1800.0
 """Seconds after which a machine that did not start is tried again."""
@@ -166,6 +167,11 @@ def held(world: World, name: str) -> str:
     if node.cordoned_by_repair:
         return "a repair works on it"
     return "it was cordoned by someone else" if node.cordoned_by_others else too_many(world, name)
+
+
+def is_worked_on(node: Node) -> bool:
+    """Whether a repair or a roll-out works on a node, or was left there unfinished; not one that a repair gave up."""
+    return bool(node.rollout or (node.cordoned_by_repair and not node.needs_repair))
 
 
 def to_start(world: World, pool: str, count: int) -> list[str]:

@@ -47,6 +47,8 @@ class PowerServer(Carrier):
         self._questions = Questions(machines.state, AGAIN_S)
         self._not_ready: dict[str, float] = {}
         """Since when the node of a machine that is on is not ready, by ``now``."""
+        self._seen_off: set[str] = set()
+        """Machines whose node is not ready, and whose BMC last said that they are off."""
         self._not_proven: dict[str, tuple[str, float]] = {}
         """The boot in which the GPUs of a node failed their last proof, and when."""
 
@@ -232,9 +234,13 @@ class PowerServer(Carrier):
                 # The network does not tell a machine that is off from one whose kernel has stopped.
                 after = dataclasses.replace(state, error=decisions.OFF_OR_HANGS)
             elif name in lost:
-                after = self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF)
+                # One that `gpunodes power NAME cycle` switches is off for seconds.
+                by_hand = self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF)
+                after = by_hand if name in self._seen_off else state
             if after != state:
                 self._update({name: after})
+        was_off = dict.fromkeys(self._seen_off, PowerState.OFF)
+        self._seen_off = {name for name in lost if (was_off | answers).get(name) is PowerState.OFF}
 
     def _switched_on(self, names: Iterable[str]) -> None:
         """Note that someone switched on machines that stayed off: they are off on purpose no longer, ready or not."""
@@ -309,12 +315,15 @@ class PowerServer(Carrier):
         return boot_id == found.node.boot_id and self._now() - failed < _PROVEN_AGAIN_S
 
     def _lost(self) -> list[str]:
-        """Machines that are on, and whose node has not been ready for a while: someone may have switched them off."""
-        now = self._now()
+        """Machines that are on, and whose node has not been ready for a while: someone may have switched them off.
+
+        Not those that a repair or a roll-out works on: it switches them itself.
+        """
+        now, is_on = self._now(), {*self._in_phase(Phase.ON), *self._in_phase(Phase.LEFT_ALONE)}
         bad = [
             name
             for name, each in self._nodes.items()
-            if not each.node.ready and (state := self._states.get(name)) and state.phase in (Phase.ON, Phase.LEFT_ALONE)
+            if name in is_on and not each.node.ready and not decisions.is_worked_on(each.node)
         ]
         self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
         return [name for name in bad if now - self._not_ready[name] >= AGAIN_S]

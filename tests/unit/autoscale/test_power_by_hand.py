@@ -34,6 +34,14 @@ def asks(site: Site) -> None:
     site.server._questions._asked.clear()
 
 
+def answered(site: Site) -> None:
+    """Let the server ask each BMC that it asks about now once, and see the answers."""
+    asks(site)
+    site.look()
+    site.until(lambda: not site.server._questions._open)
+    site.look()
+
+
 def in_service(site: Site, name: str = "w3") -> None:
     site.server.increase(site.plan.machines[name].pool, 1)
     site.boots(name, labels={"gpunodes.dev/pool": site.plan.machines[name].pool})
@@ -115,7 +123,7 @@ def test_a_machine_that_is_switched_on_again_is_off_on_purpose_no_longer_though_
     site.store.keep_off("w3", dataclasses.replace(BY, boot_id="boot-w3"))
     site.look()
     assert "w3" in site.store.switched_off()
-    site.asks_until(lambda: True)
+    answered(site)
     assert site.phases()["w3"] is Phase.BY_HAND, "it is reserved: its BMC decides nothing"
     # `gpunodes power w3 on`
     site.machines.on = {"w3"}
@@ -134,7 +142,7 @@ def test_a_machine_that_lost_its_power_is_off_on_purpose_until_its_bmc_says_that
     for _ in range(2):
         site.time += 61
         site.asks_until(lambda: site.phases()["w3"] is Phase.BY_HAND)
-        site.asks_until(lambda: not site.server._questions._open)
+        answered(site)
         assert "w3" in site.store.switched_off(), "it is still off"
         site.machines.on = {"w3"}
         site.asks_until(lambda: site.phases()["w3"] is Phase.LEFT_ALONE)
@@ -148,6 +156,44 @@ def test_a_machine_that_lost_its_power_is_off_on_purpose_until_its_bmc_says_that
     site.store.objects["w3"]["status"]["conditions"][0]["status"] = "True"
     site.look()
     assert site.phases()["w3"] is Phase.ON
+
+
+def test_a_machine_that_is_off_for_seconds_was_not_switched_off_by_someone(site: Site) -> None:
+    """`gpunodes power w3 cycle`: the BMC was asked in these seconds."""
+    in_service(site)
+    not_ready(site)
+    site.look()
+    site.time += 61
+    for is_on in (set(), {"w3"}, set()):
+        site.machines.on = is_on
+        answered(site)
+        assert site.phases()["w3"] is Phase.ON
+    answered(site)
+    assert site.phases()["w3"] is Phase.BY_HAND
+
+
+@pytest.mark.parametrize(
+    ("mark", "phase"),
+    [
+        ({"gpunodes.dev/cordoned-by": "r1"}, Phase.ON),
+        ({"gpunodes.dev/rollout": "r1"}, Phase.ON),
+        ({"gpunodes.dev/cordoned-by": "r1", "gpunodes.dev/needs-repair": "GPU 3"}, Phase.BY_HAND),
+    ],
+)
+def test_a_machine_that_a_repair_leaves_off_was_not_switched_off_by_someone(
+    site: Site, mark: dict[str, str], phase: Phase
+) -> None:
+    """It was off on purpose then, and the next repair left it alone."""
+    in_service(site)
+    not_ready(site)
+    site.store.objects["w3"]["metadata"]["annotations"] |= mark
+    site.store.objects["w3"]["spec"]["unschedulable"] = True
+    site.look()
+    site.time += 61
+    site.machines.on = set()
+    for _ in range(2):
+        answered(site)
+    assert site.phases()["w3"] is phase
 
 
 def test_a_machine_found_off_while_it_starts_is_not_said_to_be_broken(site: Site) -> None:

@@ -481,8 +481,7 @@ def test_a_machine_that_someone_switched_off_takes_no_place_in_its_pool() -> Non
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "Unknown"
     site.look()
     site.time += 61
-    site.server._questions._asked.clear()
-    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
+    site.asks_until(lambda: site.phases()["w1"] is Phase.BY_HAND)
     assert site.server.size("h100") == decisions.Size(1, 1, 0)
     assert site.server.pool_of("gpunodes://w1", "w1") == ""
     site.server.increase("h100", 1)
@@ -511,8 +510,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     site.look()
     assert site.phases()["w1"] is Phase.ON, "it may be a network that is slow"
     site.time += 61
-    site.server._questions._asked.clear()
-    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
+    site.asks_until(lambda: site.phases()["w1"] is Phase.BY_HAND)
     with pytest.raises(NotPossible, match="found off, and not by the autoscaler"):
         site.server.delete("h100", ["gpunodes://w1"])
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
@@ -657,7 +655,7 @@ def test_a_bmc_that_hangs_delays_no_other_machine(site: Site) -> None:
     looks(site)
     assert site.phases() == {"w1": Phase.ON, "w2": Phase.OFF, "w3": Phase.ON}
     hangs.set()
-    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.BY_HAND)
+    site.asks_until(lambda: site.phases()["w3"] is Phase.BY_HAND)
 
 
 def test_a_node_that_writes_much_to_itself_fills_no_state(site: Site) -> None:
