@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunodes.ansible.module_utils import devices
@@ -25,6 +25,10 @@ or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet"
 """
 _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
+FOREIGN = (
+    "its node is of another machine or was not joined for this: it is left alone; if the machine was reinstalled, run "
+    "`gpunodes autoscale up`"
+)
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
 NOT_KNOWN = "its BMC does not say whether it is on"
 FOUND_OFF = "it was found off, without a node"
@@ -49,6 +53,8 @@ class World:
     nodes: Mapping[str, SeenNode] = field(default_factory=dict)
     """The nodes of the plan's machines, by name."""
     now: float = 0.0
+    foreign: Collection[str] = ()
+    """Machines with whose names there are nodes that are not certainly their own."""
     locked: Mapping[str, str] = field(default_factory=dict)
     """Machines that other commands have just held, and which ones."""
     kept_off: Mapping[str, KeptOff] = field(default_factory=dict)
@@ -88,22 +94,21 @@ def size(world: World, pool: str) -> Size:
 
 def is_counted(world: World, name: str) -> bool:
     """Whether a machine counts in the size of its pool: it is starting, or in service, and in no need of repair."""
-    phase = world.phase(name)
-    return not is_apart(world, name) and (phase is Phase.STARTING or (phase is Phase.ON and name in world.nodes))
+    phase, found = world.phase(name), world.nodes.get(name)
+    if name in world.foreign or (found and (found.node.needs_repair or too_many(world, name))):
+        return False
+    return phase is Phase.STARTING or (phase is Phase.ON and found is not None)
 
 
-def is_apart(world: World, name: str) -> bool:
-    """Whether a node is in no pool for the autoscaler: it needs repair, offers too much, or someone else switched it.
+def is_in_pool(world: World, name: str) -> bool:
+    """Whether a machine's node is in its pool for the autoscaler: the pool's size counts it, or it is switched off now.
 
     The autoscaler waits for as many nodes as a pool's size is larger than the number of its nodes (clusterstate.go,
     GetUpcomingNodes): with one that the size does not count, it would have a second machine switched on for one pod.
+    Those that it had switched off it does not count itself.
     """
-    found = world.nodes.get(name)
-    return found is not None and (
-        bool(found.node.needs_repair)
-        or world.phase(name) in (Phase.BY_HAND, Phase.LEFT_ALONE)
-        or bool(too_many(world, name))
-    )
+    shown = (Phase.STOPPING, Phase.GIVING_UP)
+    return is_counted(world, name) or (world.phase(name) in shown and name in world.nodes)
 
 
 def too_many(world: World, name: str) -> str:
@@ -126,6 +131,8 @@ def unusable(world: World, name: str) -> str:
     state, found = world.states.get(name), world.nodes.get(name)
     if state is None:
         return "its power state is not yet known"
+    if name in world.foreign:
+        return FOREIGN
     if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
         return state.reason
     # While it is given up it may be on: it gets an order again when its BMC has shown that it is off.
@@ -255,7 +262,7 @@ def observed(world: World, name: str) -> MachineState:
         # Whether it is on is asked of its BMC when it is needed next.
         if state.phase is not Phase.ON:
             return state
-        why, now = "its node was deleted by someone else", world.now
+        why, now = FOREIGN if name in world.foreign else "its node was deleted by someone else", world.now
         return dataclasses.replace(state, phase=Phase.OFF, since=now, reason=why, used=now, served=now)
     reason, more = "", too_many(world, name)
     if state.phase is Phase.STARTING and more and found.node.ready:

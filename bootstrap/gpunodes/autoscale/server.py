@@ -63,8 +63,8 @@ class PowerServer(Carrier):
     def pool_of(self, provider: str, node: str = "") -> str:
         """As ``planned_pool``, and "" for a node that is apart from its pool."""
         with self._mutex:
-            is_apart = decisions.is_apart(self._world(), provider.removeprefix(nodes.PROVIDER))
-            return "" if is_apart else self.planned_pool(provider, node)
+            is_in_pool = decisions.is_in_pool(self._world(), provider.removeprefix(nodes.PROVIDER))
+            return self.planned_pool(provider, node) if is_in_pool else ""
 
     def planned_pool(self, provider: str, node: str = "") -> str:
         """The pool of a node with a provider id, "" for a node of no pool that scales.
@@ -82,12 +82,7 @@ class PowerServer(Carrier):
         with self._mutex:
             self._known(pool)
             world = self._world()
-            shown = (Phase.STOPPING, Phase.GIVING_UP)
-            return [
-                (name, self._states[name])
-                for name in self.plan.of_pool[pool]
-                if decisions.is_counted(world, name) or (world.phase(name) in shown and name in self._nodes)
-            ]
+            return [(name, self._states[name]) for name in self.plan.of_pool[pool] if decisions.is_in_pool(world, name)]
 
     def template(self, pool: str) -> NodeShape:
         """What pods would see of a new node of a pool."""
@@ -125,8 +120,8 @@ class PowerServer(Carrier):
                 if self.planned_pool(provider) != pool or name not in self._states:
                     raise NotPossible(f"{provider} is no machine of the pool {pool}", "", "")
                 state = self._states[name]
-                if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
-                    raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
+                if name in self._foreign or state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
+                    raise NotPossible(f"{name} stays as it is: {decisions.unusable(world, name)}", "", "")
                 if why := decisions.held(world, name):
                     raise NotPossible(f"{name} stays on: {why}", "a node that nobody holds", "")
                 if state.phase is Phase.ON:
@@ -139,10 +134,11 @@ class PowerServer(Carrier):
         """Give up starts whose machines have no node yet."""
         with self._mutex:
             self._known(pool)
+            world = self._world()
             starting = [
                 name
                 for name in self.plan.of_pool[pool]
-                if self._states.get(name) and self._states[name].phase is Phase.STARTING and name not in self._nodes
+                if world.phase(name) is Phase.STARTING and name not in self._nodes and name not in self._foreign
             ]
             if not 0 < count <= len(starting):
                 raise NotPossible(f"the pool {pool} has {len(starting)} machines that start", f"{count}", "")
@@ -187,6 +183,7 @@ class PowerServer(Carrier):
             self._nodes = {
                 name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
             }
+            self._foreign.intersection_update(found)
             self._ask(found)
             self._switched_on(name for name in self._in_phase(Phase.BY_HAND) if name in ended)
             world = self._world()

@@ -558,7 +558,30 @@ def test_a_node_of_another_machine_is_left_alone(site: Site, more: dict[str, Any
     site.look()
     assert site.phases()["w1"] is Phase.OFF
     assert site.store.seen_nodes()["w1"].is_starting
-    assert site.server.size("h100").target == 0
+    assert site.server.size("h100") == decisions.Size(0, 1, 0)
+    assert site.server.pool_of("gpunodes://w1", "w1") == ""
+    with pytest.raises(NotPossible, match="w1 stays as it is: its node is of another machine"):
+        site.server.delete("h100", ["gpunodes://w1"])
+    site.server.increase("h100", 1)
+    site.settle({"w1": Phase.OFF, "w2": Phase.STARTING})
+    # Its node has gone.
+    del site.store.objects["w1"]
+    site.look()
+    assert site.server.size("h100").most == 2
+
+
+def test_a_machine_in_service_that_was_reinstalled_is_in_no_pool_until_the_plan_knows_it() -> None:
+    """The autoscaler drained its node, and had one machine too few switched on for pods."""
+    site = Site(parsed(THREE, POOLS), on={"w1"})
+    site.store.objects["w1"] = node_object("w1", machine_id=machine_id("w9"))
+    site.look()
+    assert site.store.states()["w1"].reason == decisions.FOREIGN
+    assert (site.server.size("h100").target, site.server.pool_of("gpunodes://w1", "w1")) == (0, "")
+    given = document(THREE, POOLS)
+    given["machines"]["w1"]["identity"]["machine_id"] = machine_id("w9")
+    site.server.replan(plan.parse(given))
+    site.look()
+    assert (site.server.size("h100").target, site.server.pool_of("gpunodes://w1", "w1")) == (1, "h100")
 
 
 def test_what_the_autoscaler_asks_wrongly_is_refused(site: Site) -> None:
