@@ -93,11 +93,16 @@ def size(world: World, pool: str) -> Size:
 
 
 def is_counted(world: World, name: str) -> bool:
-    """Whether a machine counts in the size of its pool: it is starting, or in service, and in no need of repair."""
-    phase, found = world.phase(name), world.nodes.get(name)
-    if name in world.foreign or (found and (found.node.needs_repair or too_many(world, name))):
+    """Whether a machine counts in the size of its pool: it is starting, or in service, and in no need of repair.
+
+    One that someone else switched on counts until its start has an error: pods cannot use it then.
+    """
+    state, found = world.states.get(name), world.nodes.get(name)
+    if state is None or name in world.foreign or (found and (found.node.needs_repair or too_many(world, name))):
         return False
-    return phase is Phase.STARTING or (phase is Phase.ON and found is not None)
+    if state.phase is Phase.ON:
+        return found is not None and not (found.is_starting and state.error)
+    return state.phase is Phase.STARTING
 
 
 def is_in_pool(world: World, name: str) -> bool:
@@ -359,6 +364,17 @@ def late(world: World, name: str) -> str:
     if error or name not in world.nodes:
         return error or f"it had no node {within}"
     return f"its node was not in service {within}: {lacks(world, name) or 'no pod has used its GPUs'}"
+
+
+def unserved(world: World, name: str) -> str:
+    """Why a machine that is on, and that this server did not start, is still not in service; "" before its time is up.
+
+    An error that it has stays.
+    """
+    state, found = world.states.get(name), world.nodes.get(name)
+    if not state or not found or state.phase is not Phase.ON or state.error or not found.is_starting:
+        return ""
+    return late(world, name) if world.now - state.since > world.plan.boot_s else ""
 
 
 def overdue(world: World) -> Sequence[str]:

@@ -259,11 +259,16 @@ class PowerServer(Carrier):
         with self._mutex:
             state, world = self._states.get(name), self._world()
             why, more = decisions.held(world, name), decisions.too_many(world, name)
+            unserved = decisions.unserved(world, name)
+            if state and unserved:
+                self._update({name: dataclasses.replace(state, error=unserved)})
             serves = found.is_starting and not more and not decisions.lacks(world, name)
         if state is None or state.phase in (Phase.STOPPING, Phase.GIVING_UP):
             return
         saved = state.saved
         try:
+            if unserved:
+                self._store.event(name, "NotInService", unserved, warning=True)
             if nodes.kept_free(found, more):
                 self._store.change(name, lambda node: nodes.kept_free(node, more))
                 if more:

@@ -299,6 +299,28 @@ def test_gpus_of_a_machine_that_someone_switched_on_fail_their_proof_once_in_a_w
     assert not site.store.seen_nodes()["w3"].is_starting
 
 
+def test_a_machine_that_someone_switched_on_and_that_does_not_serve_is_an_error_and_takes_no_place(site: Site) -> None:
+    """It was on without an error, met the min of its pool, and no pod could use it."""
+    site.machines.on.add("w3")
+    site.boots("w3", gpus=1)
+    looks(site)
+    assert site.server.size("t4") == decisions.Size(0, 1, 1), "it may come to serve"
+    site.time += 101
+    looks(site)
+    found = site.store.states()["w3"]
+    wanted = "its node was not in service within 100 s: it offers 1 of 2 nvidia.com/gpu"
+    assert (found.phase, found.error) == (Phase.ON, wanted)
+    assert warnings(site) == [("w3", "NotInService")]
+    assert site.server.size("t4") == decisions.Size(0, 0, 0)
+    assert site.server.pool_of("gpunodes://w3", "w3") == ""
+    # Its GPUs are back.
+    site.store.objects["w3"]["status"]["allocatable"]["nvidia.com/gpu"] = "2"
+    looks(site)
+    site.look()
+    assert site.store.states()["w3"].error == ""
+    assert site.server.size("t4") == decisions.Size(0, 1, 1)
+
+
 def test_nothing_is_remembered_without_an_autoscaler_of_a_machine_that_is_left_alone() -> None:
     assert decisions.without_autoscaler(MachineState(Phase.LEFT_ALONE, 1.0), None, 2.0) is None
 
