@@ -106,14 +106,13 @@ def is_counted(world: World, name: str) -> bool:
 
 
 def is_in_pool(world: World, name: str) -> bool:
-    """Whether a machine's node is in its pool for the autoscaler: the pool's size counts it, or it is switched off now.
+    """Whether a machine's node is in its pool for the autoscaler: the size counts it, or the autoscaler drained it.
 
     The autoscaler waits for as many nodes as a pool's size is larger than the number of its nodes (clusterstate.go,
     GetUpcomingNodes): with one that the size does not count, it would have a second machine switched on for one pod.
-    Those that it had switched off it does not count itself.
+    Those that it drained, and has switched off, it does not count itself.
     """
-    shown = (Phase.STOPPING, Phase.GIVING_UP)
-    return is_counted(world, name) or (world.phase(name) in shown and name in world.nodes)
+    return is_counted(world, name) or (world.phase(name) is Phase.STOPPING and name in world.nodes)
 
 
 def too_many(world: World, name: str) -> str:

@@ -341,6 +341,20 @@ def test_a_bmc_that_refuses_is_one_event_and_frees_its_place_at_once(site: Site)
     assert warnings(site) == [("w3", "NotSwitchedOn")]
 
 
+def test_a_machine_that_its_bmc_does_not_switch_off_is_in_no_pool(site: Site) -> None:
+    """Its node was in the pool, and not in the pool's size: one pod had two machines switched on."""
+    site.server.increase("h100", 1)
+    site.boots("w1", gpus=1)
+    site.look()
+    assert site.server.pool_of("gpunodes://w1", "w1") == "h100"
+    site.machines.refuses = {"w1"}
+    site.time += 121
+    site.look()
+    site.settle({"w1": Phase.GIVING_UP})
+    assert (site.server.size("h100").target, site.server.pool_of("gpunodes://w1", "w1")) == (0, "")
+    assert not site.server.instances("h100")
+
+
 def test_another_error_of_a_bmc_is_another_event(site: Site) -> None:
     in_service(site, "w3")
     site.machines.refuses = {"w3"}
