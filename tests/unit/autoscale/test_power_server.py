@@ -714,6 +714,7 @@ def test_a_node_that_writes_much_to_itself_fills_no_state(site: Site) -> None:
 def test_a_node_with_many_resources_and_taints_stops_no_other_machine() -> None:
     """Both were always kept whole: one node filled the ConfigMap of all states, and none could be written any more."""
     resources = {f"nvidia.com/mig-{number}g.10gb": "1" for number in range(5000)}
+    resources |= {f"own.example/{number}": "1" for number in range(5000)}
     taints = [{"key": f"own.example/{number}", "value": "x" * 50, "effect": "NoSchedule"} for number in range(3000)]
     first, last = ({"key": key, "value": "", "effect": "NoSchedule"} for key in ("quarantine", "gpunodes.dev/x"))
     item = {
@@ -767,6 +768,47 @@ def test_templates_are_as_seen_before_as_planned() -> None:
     assert found.capacity[GPU] == "4"
     assert found.labels["rack"] == "r1"
     assert "kubernetes.io/hostname" not in found.labels
+
+
+def test_a_pod_that_requests_another_resource_starts_a_machine_and_no_machine_waits_for_it() -> None:
+    """Such a pod fitted on no node of a pool that was all off."""
+    site = Site(parsed(THREE, POOLS), on={"w1", "w2", "w3"})
+    pages = {"hugepages-2Mi": "64Gi", "hugepages-1Gi": "0"}
+    for name, more in (("w1", {"rdma/ib": "4"}), ("w2", {"rdma/ib": "8"}), ("w3", {"rdma/ib": "8", **pages})):
+        site.store.objects[name]["status"]["allocatable"] |= more
+    looks(site)
+    for pool, names in (("h100", ("w1", "w2")), ("t4", ("w3",))):
+        site.server.delete(pool, [f"gpunodes://{name}" for name in names])
+    site.settle(dict.fromkeys(THREE, Phase.OFF))
+    site.server = site.new_server()
+    found = site.server.template("t4").capacity
+    assert found == {"cpu": "7500m", "memory": "60Gi", "pods": "110", GPU: "2", "rdma/ib": "8", "hugepages-2Mi": "64Gi"}
+    assert site.server.template("h100").capacity["rdma/ib"] == "4"
+    in_service(site, "w3")
+    assert "rdma/ib" not in site.store.objects["w3"]["status"]["allocatable"]
+
+
+def test_resources_that_no_device_plugin_writes_are_none() -> None:
+    item = node_object("w1")
+    item["status"]["allocatable"] |= {
+        "nvidia.com/gpu.shared": "1k",
+        "own.example/x": "many",
+        "own.example/" + "y" * 80: "1",
+    }
+    found = nodes.seen(item, "p")
+    assert found
+    assert found.resources.keys() == {"cpu", "memory", "pods", GPU}
+
+
+def test_other_resources_are_kept_before_labels_of_others() -> None:
+    item = node_object("w1", labels={f"own.example/{number}": "x" for number in range(100)})
+    item["status"]["allocatable"]["rdma/ib"] = "8"
+    found = nodes.seen(item, "p")
+    assert found
+    saved = found.saved(1000)
+    assert saved.shape.capacity["rdma/ib"] == "8"
+    assert len(saved.shape.labels) < 100
+    assert "rdma/ib" not in saved.fitted(0).shape.capacity
 
 
 def test_a_template_is_what_all_machines_of_a_pool_have_in_common() -> None:
