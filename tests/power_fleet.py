@@ -300,6 +300,16 @@ class Site:
         """Wait until machines have these phases in the store."""
         self.until(lambda: wanted.items() <= self.phases().items())
 
+    def asks_until(self, seen: Callable[[], object]) -> None:
+        """As ``looks_until``, and BMCs are asked again at each look."""
+
+        def look() -> object:
+            self.server._questions._asked.clear()
+            self.server.look()
+            return seen()
+
+        self.until(look)
+
     def boots(self, name: str, **more: Any) -> None:
         """The machine's kubelet registers its node, with the starting taint, when it is on."""
         self.until(lambda: name in self.machines.on)

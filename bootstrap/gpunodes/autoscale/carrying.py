@@ -44,7 +44,7 @@ class Carrier(Memory):
         self._begun: set[str] = set()
         """Machines that this server switched on, and saw on."""
         self._waited: set[str] = set()
-        """Machines that are to be switched off, and that another command held when that was tried."""
+        """Machines that are to be switched off, and that another command held before they were complete."""
 
     def _start(self, names: Sequence[str], reason: str) -> None:
         before = {name: self._states[name] for name in names}
@@ -157,10 +157,16 @@ class Carrier(Memory):
             return
         self._orders.postpone(name)
         if state.phase is not Phase.STARTING:
-            if isinstance(problem, Held | Taken):
+            # A complete node is given up because no pod can use its GPUs: that it is complete later shows nothing.
+            if isinstance(problem, Held | Taken) and self._lacks(name):
                 self._waited.add(name)
             if state.error != why and not isinstance(problem, NoResponse):
                 self._end(name, state.phase, dataclasses.replace(state, error=why))
+
+    def _lacks(self, name: str) -> str:
+        """What a machine lacked at the last look before pods may use it, "" if nothing."""
+        with self._mutex:
+            return decisions.lacks(self._world(), name)
 
     def _is_on(self, name: str) -> bool:
         with contextlib.suppress(GpunodesError):
@@ -188,9 +194,11 @@ class Carrier(Memory):
         if not self._is_own(name, found):
             raise StillUsed("its node is that of another machine")
         with self._mutex:
-            why = decisions.held(dataclasses.replace(self._world(), nodes={name: found}), name)
-            if found.node.ready and name in self._waited and self._states[name].phase is Phase.GIVING_UP:
-                why = "someone else worked on it until its node was ready"
+            world = dataclasses.replace(self._world(), nodes={name: found})
+            why = decisions.held(world, name)
+            waited = name in self._waited and world.phase(name) is Phase.GIVING_UP
+            if waited and not decisions.lacks(world, name):
+                why = "its node became complete while another command held its lock"
         if why:
             raise StillUsed(why)
         emptying.keep_empty(self._store, name)

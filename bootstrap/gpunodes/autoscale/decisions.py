@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunodes.ansible.module_utils import devices
@@ -13,6 +13,7 @@ from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import NodeShape, Plan, node_shape
 from gpunodes.autoscale.state import SYSTEM_LABELS, Kubelet, MachineState, Phase
 from gpunodes.planner import node_templates, versions
+from gpunodes.repair.policy import Node
 
 RETRY_S = 1800.0
 """Seconds after which a machine that did not start is tried again."""
@@ -24,6 +25,10 @@ or more. Source: kubernetes.io, "Configure Certificate Rotation for the Kubelet"
 """
 _CERTIFICATE_S = 36 * 86400.0
 """A kubelet's certificate is valid for at least so long after its node was in service: see ``UNUSED_S``."""
+FOREIGN = (
+    "its node is of another machine or was not joined for this: it is left alone; if the machine was reinstalled, run "
+    "`gpunodes autoscale up`"
+)
 ON_WITHOUT_NODE = "it is on without a node: join it, or switch it off"
 NOT_KNOWN = "its BMC does not say whether it is on"
 FOUND_OFF = "it was found off, without a node"
@@ -48,6 +53,8 @@ class World:
     nodes: Mapping[str, SeenNode] = field(default_factory=dict)
     """The nodes of the plan's machines, by name."""
     now: float = 0.0
+    foreign: Collection[str] = ()
+    """Machines with whose names there are nodes that are not certainly their own."""
     locked: Mapping[str, str] = field(default_factory=dict)
     """Machines that other commands have just held, and which ones."""
     kept_off: Mapping[str, KeptOff] = field(default_factory=dict)
@@ -86,23 +93,26 @@ def size(world: World, pool: str) -> Size:
 
 
 def is_counted(world: World, name: str) -> bool:
-    """Whether a machine counts in the size of its pool: it is starting, or in service, and in no need of repair."""
-    phase = world.phase(name)
-    return not is_apart(world, name) and (phase is Phase.STARTING or (phase is Phase.ON and name in world.nodes))
+    """Whether a machine counts in the size of its pool: it is starting, or in service, and in no need of repair.
+
+    One that someone else switched on counts until its start has an error: pods cannot use it then.
+    """
+    state, found = world.states.get(name), world.nodes.get(name)
+    if state is None or name in world.foreign or (found and (found.node.needs_repair or too_many(world, name))):
+        return False
+    if state.phase is Phase.ON:
+        return found is not None and not (found.is_starting and state.error)
+    return state.phase is Phase.STARTING
 
 
-def is_apart(world: World, name: str) -> bool:
-    """Whether a node is in no pool for the autoscaler: it needs repair, offers too much, or someone else switched it.
+def is_in_pool(world: World, name: str) -> bool:
+    """Whether a machine's node is in its pool for the autoscaler: the size counts it, or the autoscaler drained it.
 
     The autoscaler waits for as many nodes as a pool's size is larger than the number of its nodes (clusterstate.go,
     GetUpcomingNodes): with one that the size does not count, it would have a second machine switched on for one pod.
+    Those that it drained, and has switched off, it does not count itself.
     """
-    found = world.nodes.get(name)
-    return found is not None and (
-        bool(found.node.needs_repair)
-        or world.phase(name) in (Phase.BY_HAND, Phase.LEFT_ALONE)
-        or bool(too_many(world, name))
-    )
+    return is_counted(world, name) or (world.phase(name) is Phase.STOPPING and name in world.nodes)
 
 
 def too_many(world: World, name: str) -> str:
@@ -125,6 +135,8 @@ def unusable(world: World, name: str) -> str:
     state, found = world.states.get(name), world.nodes.get(name)
     if state is None:
         return "its power state is not yet known"
+    if name in world.foreign:
+        return FOREIGN
     if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
         return state.reason
     # While it is given up it may be on: it gets an order again when its BMC has shown that it is off.
@@ -166,6 +178,11 @@ def held(world: World, name: str) -> str:
     if node.cordoned_by_repair:
         return "a repair works on it"
     return "it was cordoned by someone else" if node.cordoned_by_others else too_many(world, name)
+
+
+def is_worked_on(node: Node) -> bool:
+    """Whether a repair or a roll-out works on a node, or was left there unfinished; not one that a repair gave up."""
+    return bool(node.rollout or (node.cordoned_by_repair and not node.needs_repair))
 
 
 def to_start(world: World, pool: str, count: int) -> list[str]:
@@ -249,7 +266,7 @@ def observed(world: World, name: str) -> MachineState:
         # Whether it is on is asked of its BMC when it is needed next.
         if state.phase is not Phase.ON:
             return state
-        why, now = "its node was deleted by someone else", world.now
+        why, now = FOREIGN if name in world.foreign else "its node was deleted by someone else", world.now
         return dataclasses.replace(state, phase=Phase.OFF, since=now, reason=why, used=now, served=now)
     reason, more = "", too_many(world, name)
     if state.phase is Phase.STARTING and more and found.node.ready:
@@ -346,6 +363,17 @@ def late(world: World, name: str) -> str:
     if error or name not in world.nodes:
         return error or f"it had no node {within}"
     return f"its node was not in service {within}: {lacks(world, name) or 'no pod has used its GPUs'}"
+
+
+def unserved(world: World, name: str) -> str:
+    """Why a machine that is on, and that this server did not start, is still not in service; "" before its time is up.
+
+    An error that it has stays.
+    """
+    state, found = world.states.get(name), world.nodes.get(name)
+    if not state or not found or state.phase is not Phase.ON or state.error or not found.is_starting:
+        return ""
+    return late(world, name) if world.now - state.since > world.plan.boot_s else ""
 
 
 def overdue(world: World) -> Sequence[str]:

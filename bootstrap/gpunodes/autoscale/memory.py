@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from gpunodes.autoscale import nodes
+from gpunodes.autoscale import decisions, nodes
 from gpunodes.autoscale.decisions import World
 from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import SeenNode
@@ -35,7 +35,7 @@ class Memory:
         """That of the API server."""
         self._kept_off: dict[str, KeptOff] = {}
         self._foreign: set[str] = set()
-        """Machines of whose nodes it was logged that they are of others."""
+        """Machines whose nodes are not certainly their own, which was logged."""
         self.overtaken = ""
         """Why this server must end, "" while it need not."""
 
@@ -43,11 +43,7 @@ class Memory:
         """Whether a node is that of the plan's machine with its name; another one is left alone."""
         if not nodes.is_own(found, self.plan.machines[name]):
             if name not in self._foreign:
-                log.warning(
-                    "%s: its node is of another machine or was not joined for this: it is left alone; if the machine "
-                    "was reinstalled, run `gpunodes autoscale up`",
-                    name,
-                )
+                log.warning("%s: %s", name, decisions.FOREIGN)
                 self._foreign.add(name)
             return False
         self._foreign.discard(name)
@@ -69,7 +65,7 @@ class Memory:
     def _world(self) -> World:
         now = self._now()
         locked = {name: why for name, (until, why) in self._locked.items() if now < until}
-        return World(self.plan, self._states, self._nodes, now, locked, self._kept_off, self._version)
+        return World(self.plan, self._states, self._nodes, now, self._foreign, locked, self._kept_off, self._version)
 
     def _changed(
         self, state: MachineState, phase: Phase, reason: str, error: str = "", used: float | None = None

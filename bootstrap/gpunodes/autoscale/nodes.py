@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunodes.ansible.module_utils import devices
 from gpunodes.autoscale.plan import NodeShape, PlannedMachine
-from gpunodes.autoscale.state import MOST_REST, SYSTEM_LABELS, SavedNode
+from gpunodes.autoscale.state import MOST_REST, RESOURCES, SYSTEM_LABELS, SavedNode
 from gpunodes.engine.cluster import nodes
 from gpunodes.engine.cluster.marks import Patch
 from gpunodes.identity.matcher import Matcher
 from gpunodes.planner import versions
+from gpunodes.planner.node_templates import amount
 from gpunodes.repair.policy import Node
 
 KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID", "status.nodeInfo.kubeletVersion")
@@ -50,10 +51,9 @@ _OF_AUTOSCALER = ("ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterA
 _TAINTS_OF_OTHERS = ("node.kubernetes.io/", *_OF_AUTOSCALER)
 _NETWORK_UP = ("NetworkUnavailable", "False")
 """Type and status of the condition that flannel sets when it has its subnet (pkg/subnet/kube/kube.go)."""
-_RESOURCES = ("cpu", "memory", "ephemeral-storage", "pods")
 # A node writes its resources itself, and its taints when it registers: with many, it must not fill the states of all.
 _MOST_DEVICES = 16
-"""Names of GPU resources that count: MIG has one for each profile."""
+"""Names of GPU resources that count, for MIG has one for each profile, and of other devices and huge pages."""
 _LONGEST_NAME, _LONGEST_QUANTITY = 80, 32
 _MOST_TAINTS = 2000
 """Bytes of the taints that are saved."""
@@ -107,7 +107,7 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
         offered = status.get("allocatable") or {}
         gpus = devices.counts(offered)
         listed = [name for name in gpus if len(name) <= _LONGEST_NAME]
-        wanted = {*_RESOURCES, *listed[:_MOST_DEVICES]}
+        wanted = {*RESOURCES, *listed[:_MOST_DEVICES], *_others(offered, gpus.keys())[:_MOST_DEVICES]}
         return SeenNode(
             nodes.parse(item, pool_label),
             str(spec.get("providerID") or ""),
@@ -122,6 +122,18 @@ def seen(item: Mapping[str, Any], pool_label: str) -> SeenNode | None:
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
+
+
+def _others(offered: Mapping[str, Any], gpus: Set[str]) -> list[str]:
+    """The names of other resources that pods may request, such as rdma/ib; GPUs that no device plugin writes are none.
+
+    Each node has those of huge pages, mostly with 0.
+    """
+    return [
+        name
+        for name in sorted(offered.keys() - gpus - RESOURCES)
+        if len(name) <= _LONGEST_NAME and amount(str(offered[name])) > 0 and not devices.odd({name: offered[name]})
+    ]
 
 
 def is_own(found: SeenNode, machine: PlannedMachine) -> bool:

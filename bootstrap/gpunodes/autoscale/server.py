@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from gpunodes.autoscale import decisions, nodes, proof
 from gpunodes.autoscale.carrying import AGAIN_S, Carrier
@@ -46,7 +46,9 @@ class PowerServer(Carrier):
         self._proofs = Orders(self._prove, 0.0, proof.AT_ONCE)
         self._questions = Questions(machines.state, AGAIN_S)
         self._not_ready: dict[str, float] = {}
-        """Since when the node of a machine in service is not ready, by ``now``."""
+        """Since when the node of a machine that is on is not ready, by ``now``."""
+        self._seen_off: set[str] = set()
+        """Machines whose node is not ready, and whose BMC last said that they are off."""
         self._not_proven: dict[str, tuple[str, float]] = {}
         """The boot in which the GPUs of a node failed their last proof, and when."""
 
@@ -61,8 +63,8 @@ class PowerServer(Carrier):
     def pool_of(self, provider: str, node: str = "") -> str:
         """As ``planned_pool``, and "" for a node that is apart from its pool."""
         with self._mutex:
-            is_apart = decisions.is_apart(self._world(), provider.removeprefix(nodes.PROVIDER))
-            return "" if is_apart else self.planned_pool(provider, node)
+            is_in_pool = decisions.is_in_pool(self._world(), provider.removeprefix(nodes.PROVIDER))
+            return self.planned_pool(provider, node) if is_in_pool else ""
 
     def planned_pool(self, provider: str, node: str = "") -> str:
         """The pool of a node with a provider id, "" for a node of no pool that scales.
@@ -80,12 +82,7 @@ class PowerServer(Carrier):
         with self._mutex:
             self._known(pool)
             world = self._world()
-            shown = (Phase.STOPPING, Phase.GIVING_UP)
-            return [
-                (name, self._states[name])
-                for name in self.plan.of_pool[pool]
-                if decisions.is_counted(world, name) or (world.phase(name) in shown and name in self._nodes)
-            ]
+            return [(name, self._states[name]) for name in self.plan.of_pool[pool] if decisions.is_in_pool(world, name)]
 
     def template(self, pool: str) -> NodeShape:
         """What pods would see of a new node of a pool."""
@@ -123,8 +120,8 @@ class PowerServer(Carrier):
                 if self.planned_pool(provider) != pool or name not in self._states:
                     raise NotPossible(f"{provider} is no machine of the pool {pool}", "", "")
                 state = self._states[name]
-                if state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
-                    raise NotPossible(f"{name} stays as it is: {state.reason}", "", "")
+                if name in self._foreign or state.phase in (Phase.BY_HAND, Phase.LEFT_ALONE):
+                    raise NotPossible(f"{name} stays as it is: {decisions.unusable(world, name)}", "", "")
                 if why := decisions.held(world, name):
                     raise NotPossible(f"{name} stays on: {why}", "a node that nobody holds", "")
                 if state.phase is Phase.ON:
@@ -137,10 +134,11 @@ class PowerServer(Carrier):
         """Give up starts whose machines have no node yet."""
         with self._mutex:
             self._known(pool)
+            world = self._world()
             starting = [
                 name
                 for name in self.plan.of_pool[pool]
-                if self._states.get(name) and self._states[name].phase is Phase.STARTING and name not in self._nodes
+                if world.phase(name) is Phase.STARTING and name not in self._nodes and name not in self._foreign
             ]
             if not 0 < count <= len(starting):
                 raise NotPossible(f"the pool {pool} has {len(starting)} machines that start", f"{count}", "")
@@ -185,10 +183,9 @@ class PowerServer(Carrier):
             self._nodes = {
                 name: each for name, each in found.items() if name in self.plan.machines and self._is_own(name, each)
             }
+            self._foreign.intersection_update(found)
             self._ask(found)
-            switched_on = [name for name in self._in_phase(Phase.BY_HAND) if name in ended and name not in self._nodes]
-            for name in switched_on:
-                self._update({name: self._changed(self._states[name], Phase.LEFT_ALONE, decisions.SWITCHED_ON)})
+            self._switched_on(name for name in self._in_phase(Phase.BY_HAND) if name in ended)
             world = self._world()
             self._update({
                 name: after
@@ -214,8 +211,9 @@ class PowerServer(Carrier):
         """Ask BMCs about machines whose nodes do not show whether they are on; ``found`` are the names of all nodes."""
         unknown = [name for name in self.plan.machines if name not in self._states and name not in found]
         alone = [name for name in self._in_phase(Phase.LEFT_ALONE) if name not in found]
+        off = [name for name in self._in_phase(Phase.BY_HAND) if name not in self._kept_off]
         lost = self._lost()
-        answers = self._questions.answers({*unknown, *lost, *alone})
+        answers = self._questions.answers({*unknown, *lost, *alone, *off})
         silent = {name: self._questions.why(name) for name, answer in answers.items() if answer is _UNKNOWN}
         is_on = {name: answers[name] is PowerState.ON for name in unknown if name in answers and name not in silent}
         self._update(dict(decisions.adopted(self._world(), is_on, silent)))
@@ -225,6 +223,7 @@ class PowerServer(Carrier):
             if answers.get(name, PowerState.OFF) is not PowerState.OFF
             and (told := decisions.still_alone(self._states[name], silent.get(name, ""))) != self._states[name]
         })  # fmt: skip
+        self._switched_on(name for name in off if answers.get(name) is PowerState.ON)
         for name in (name for name in (*lost, *alone) if answers.get(name) is PowerState.OFF):
             state = self._states[name]
             after = self._changed(state, Phase.OFF, decisions.FOUND_OFF)
@@ -232,9 +231,19 @@ class PowerServer(Carrier):
                 # The network does not tell a machine that is off from one whose kernel has stopped.
                 after = dataclasses.replace(state, error=decisions.OFF_OR_HANGS)
             elif name in lost:
-                after = self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF)
+                # One that `gpunodes power NAME cycle` switches is off for seconds.
+                by_hand = self._changed(state, Phase.BY_HAND, decisions.SWITCHED_OFF)
+                after = by_hand if name in self._seen_off else state
             if after != state:
                 self._update({name: after})
+        was_off = dict.fromkeys(self._seen_off, PowerState.OFF)
+        self._seen_off = {name for name in lost if (was_off | answers).get(name) is PowerState.OFF}
+
+    def _switched_on(self, names: Iterable[str]) -> None:
+        """Note that someone switched on machines that stayed off: they are off on purpose no longer, ready or not."""
+        self._update({
+            name: self._changed(self._states[name], Phase.LEFT_ALONE, decisions.SWITCHED_ON) for name in names
+        })  # fmt: skip
 
     def _in_phase(self, phase: Phase) -> list[str]:
         return [name for name, each in self._states.items() if each.phase is phase]
@@ -250,11 +259,16 @@ class PowerServer(Carrier):
         with self._mutex:
             state, world = self._states.get(name), self._world()
             why, more = decisions.held(world, name), decisions.too_many(world, name)
+            unserved = decisions.unserved(world, name)
+            if state and unserved:
+                self._update({name: dataclasses.replace(state, error=unserved)})
             serves = found.is_starting and not more and not decisions.lacks(world, name)
         if state is None or state.phase in (Phase.STOPPING, Phase.GIVING_UP):
             return
         saved = state.saved
         try:
+            if unserved:
+                self._store.event(name, "NotInService", unserved, warning=True)
             if nodes.kept_free(found, more):
                 self._store.change(name, lambda node: nodes.kept_free(node, more))
                 if more:
@@ -303,12 +317,15 @@ class PowerServer(Carrier):
         return boot_id == found.node.boot_id and self._now() - failed < _PROVEN_AGAIN_S
 
     def _lost(self) -> list[str]:
-        """Machines in service whose node has not been ready for a while: someone else may have switched them off."""
-        now = self._now()
+        """Machines that are on, and whose node has not been ready for a while: someone may have switched them off.
+
+        Not those that a repair or a roll-out works on: it switches them itself.
+        """
+        now, is_on = self._now(), {*self._in_phase(Phase.ON), *self._in_phase(Phase.LEFT_ALONE)}
         bad = [
             name
             for name, each in self._nodes.items()
-            if not each.node.ready and (state := self._states.get(name)) and state.phase is Phase.ON
+            if name in is_on and not each.node.ready and not decisions.is_worked_on(each.node)
         ]
         self._not_ready = {name: self._not_ready.get(name, now) for name in bad}
         return [name for name in bad if now - self._not_ready[name] >= AGAIN_S]

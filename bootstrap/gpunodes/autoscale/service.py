@@ -26,7 +26,7 @@ ADDRESS = "unix:///run/gpunodes/power/socket"
 GPU_LABEL = "gpunodes.dev/gpu"
 _CALLS_AT_ONCE = 4
 _SERVICE = f"{messages.PACKAGE}.CloudProvider"
-_STATES = {Phase.STARTING: messages.CREATING, Phase.STOPPING: messages.DELETING, Phase.GIVING_UP: messages.DELETING}
+_STATES = {Phase.STARTING: messages.CREATING, Phase.STOPPING: messages.DELETING}
 
 _CALLS = {
     "NodeGroups": "node_groups",

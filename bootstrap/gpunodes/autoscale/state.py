@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpunodes import shape
+from gpunodes.ansible.module_utils import devices
 from gpunodes.autoscale.plan import TEMPLATE, NodeShape, node_shape
 from gpunodes.model import printable
 from gpunodes.planner import versions
@@ -19,6 +20,8 @@ _MAX_TEXT = 200
 MOST_REST = 2 * _MAX_TEXT + 200
 """Bytes of a state without what is saved of its node."""
 _MOST_NAMES = 500
+RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage", "pods"})
+"""Resources that each node offers."""
 _OS, _ARCHITECTURE = "kubernetes.io/os", "kubernetes.io/arch"
 SYSTEM_LABELS = {
     name: text
@@ -67,12 +70,17 @@ class SavedNode:
     annotations: Mapping[str, str]
 
     def fitted(self, most: int) -> SavedNode:
-        """What of it fits into ``most`` bytes: taints and capacity always, then gpunodes' and NVIDIA's names first.
+        """What of it fits into ``most`` bytes: taints, GPUs and ``RESOURCES`` always, then gpunodes' names first.
 
-        A node may write any number of labels and annotations to itself, and all states are in one ConfigMap.
+        Then NVIDIA's names, and other resources. A node may write any number of labels and annotations to itself, and
+        all states are in one ConfigMap.
         """
-        left = most - len(_json([*self.shape.taints, self.shape.capacity]))
+        always = {*RESOURCES, *devices.counts(self.shape.capacity)}
+        capacity = {name: text for name, text in self.shape.capacity.items() if name in always}
+        others = {name: text for name, text in self.shape.capacity.items() if name not in always}
+        left = most - len(_json([*self.shape.taints, capacity]))
         entries = [
+            *((_rank("nvidia.com/"), len(_json([name, text])), "resource", name) for name, text in others.items()),
             *((_rank(key), len(_json([key, text])), "label", key) for key, text in self.shape.labels.items()),
             *((_rank(key), len(_json([key, text])), "note", key) for key, text in self.annotations.items()),
         ]
@@ -83,7 +91,8 @@ class SavedNode:
                 left -= size
         labels = {key: text for key, text in self.shape.labels.items() if ("label", key) in kept}
         notes = {key: text for key, text in self.annotations.items() if ("note", key) in kept}
-        return SavedNode(NodeShape(labels, self.shape.taints, self.shape.capacity), notes)
+        capacity |= {name: text for name, text in others.items() if ("resource", name) in kept}
+        return SavedNode(NodeShape(labels, self.shape.taints, capacity), notes)
 
 
 def _rank(key: str) -> int:

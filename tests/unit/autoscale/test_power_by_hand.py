@@ -34,6 +34,14 @@ def asks(site: Site) -> None:
     site.server._questions._asked.clear()
 
 
+def answered(site: Site) -> None:
+    """Let the server ask each BMC that it asks about now once, and see the answers."""
+    asks(site)
+    site.look()
+    site.until(lambda: not site.server._questions._open)
+    site.look()
+
+
 def in_service(site: Site, name: str = "w3") -> None:
     site.server.increase(site.plan.machines[name].pool, 1)
     site.boots(name, labels={"gpunodes.dev/pool": site.plan.machines[name].pool})
@@ -103,6 +111,89 @@ def test_the_record_ends_when_the_machine_is_on_again(site: Site) -> None:
     looks(site)
     assert site.phases()["w3"] is Phase.ON
     assert site.store.off == {}
+
+
+def test_a_machine_that_is_switched_on_again_is_off_on_purpose_no_longer_though_its_node_is_not_ready(
+    site: Site,
+) -> None:
+    """It stayed by-hand: no repair touched the machine, which was on and broken."""
+    in_service(site)
+    not_ready(site)
+    site.machines.on.clear()
+    site.store.keep_off("w3", dataclasses.replace(BY, boot_id="boot-w3"))
+    site.look()
+    assert "w3" in site.store.switched_off()
+    answered(site)
+    assert site.phases()["w3"] is Phase.BY_HAND, "it is reserved: its BMC decides nothing"
+    # `gpunodes power w3 on`
+    site.machines.on = {"w3"}
+    site.store.keep_off("w3", None)
+    site.look()
+    assert site.phases()["w3"] is Phase.LEFT_ALONE
+    assert "w3" not in site.store.switched_off()
+    assert site.server.size("t4") == decisions.Size(0, 0, 0)
+
+
+def test_a_machine_that_lost_its_power_is_off_on_purpose_until_its_bmc_says_that_it_is_on(site: Site) -> None:
+    in_service(site)
+    not_ready(site)
+    site.machines.on.clear()
+    site.look()
+    for _ in range(2):
+        site.time += 61
+        site.asks_until(lambda: site.phases()["w3"] is Phase.BY_HAND)
+        answered(site)
+        assert "w3" in site.store.switched_off(), "it is still off"
+        site.machines.on = {"w3"}
+        site.asks_until(lambda: site.phases()["w3"] is Phase.LEFT_ALONE)
+        assert site.store.states()["w3"].reason == decisions.SWITCHED_ON
+        assert "w3" not in site.store.switched_off()
+        # Its power fails once more before its node is ready.
+        site.machines.on.clear()
+        site.look()
+    site.time += 61
+    site.asks_until(lambda: site.phases()["w3"] is Phase.BY_HAND)
+    site.store.objects["w3"]["status"]["conditions"][0]["status"] = "True"
+    site.look()
+    assert site.phases()["w3"] is Phase.ON
+
+
+def test_a_machine_that_is_off_for_seconds_was_not_switched_off_by_someone(site: Site) -> None:
+    """`gpunodes power w3 cycle`: the BMC was asked in these seconds."""
+    in_service(site)
+    not_ready(site)
+    site.look()
+    site.time += 61
+    for is_on in (set(), {"w3"}, set()):
+        site.machines.on = is_on
+        answered(site)
+        assert site.phases()["w3"] is Phase.ON
+    answered(site)
+    assert site.phases()["w3"] is Phase.BY_HAND
+
+
+@pytest.mark.parametrize(
+    ("mark", "phase"),
+    [
+        ({"gpunodes.dev/cordoned-by": "r1"}, Phase.ON),
+        ({"gpunodes.dev/rollout": "r1"}, Phase.ON),
+        ({"gpunodes.dev/cordoned-by": "r1", "gpunodes.dev/needs-repair": "GPU 3"}, Phase.BY_HAND),
+    ],
+)
+def test_a_machine_that_a_repair_leaves_off_was_not_switched_off_by_someone(
+    site: Site, mark: dict[str, str], phase: Phase
+) -> None:
+    """It was off on purpose then, and the next repair left it alone."""
+    in_service(site)
+    not_ready(site)
+    site.store.objects["w3"]["metadata"]["annotations"] |= mark
+    site.store.objects["w3"]["spec"]["unschedulable"] = True
+    site.look()
+    site.time += 61
+    site.machines.on = set()
+    for _ in range(2):
+        answered(site)
+    assert site.phases()["w3"] is phase
 
 
 def test_a_machine_found_off_while_it_starts_is_not_said_to_be_broken(site: Site) -> None:
@@ -206,6 +297,28 @@ def test_gpus_of_a_machine_that_someone_switched_on_fail_their_proof_once_in_a_w
     found = site.store.states()["w3"]
     assert (found.phase, found.error) == (Phase.ON, "")
     assert not site.store.seen_nodes()["w3"].is_starting
+
+
+def test_a_machine_that_someone_switched_on_and_that_does_not_serve_is_an_error_and_takes_no_place(site: Site) -> None:
+    """It was on without an error, met the min of its pool, and no pod could use it."""
+    site.machines.on.add("w3")
+    site.boots("w3", gpus=1)
+    looks(site)
+    assert site.server.size("t4") == decisions.Size(0, 1, 1), "it may come to serve"
+    site.time += 101
+    looks(site)
+    found = site.store.states()["w3"]
+    wanted = "its node was not in service within 100 s: it offers 1 of 2 nvidia.com/gpu"
+    assert (found.phase, found.error) == (Phase.ON, wanted)
+    assert warnings(site) == [("w3", "NotInService")]
+    assert site.server.size("t4") == decisions.Size(0, 0, 0)
+    assert site.server.pool_of("gpunodes://w3", "w3") == ""
+    # Its GPUs are back.
+    site.store.objects["w3"]["status"]["allocatable"]["nvidia.com/gpu"] = "2"
+    looks(site)
+    site.look()
+    assert site.store.states()["w3"].error == ""
+    assert site.server.size("t4") == decisions.Size(0, 1, 1)
 
 
 def test_nothing_is_remembered_without_an_autoscaler_of_a_machine_that_is_left_alone() -> None:

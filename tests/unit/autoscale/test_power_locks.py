@@ -150,6 +150,42 @@ def test_a_machine_that_was_given_up_and_that_a_user_brings_into_service_stays_o
     assert nodes.STOPPING not in [each["key"] for each in site.store.objects["w3"]["spec"]["taints"]]
 
 
+@pytest.mark.parametrize("holder", ["root@ctl/upgrade/boot/1/2/3", "root@control-1/the power server/boot/1/2/3"])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_start_that_is_given_up_with_a_ready_node_fails_though_its_lock_was_held(
+    site: Site, holder: str, gpus: int
+) -> None:
+    """It was called on, without an error, and kept a place in its pool."""
+    site.store.broken = {"w3"}
+    site.server.increase("t4", 1)
+    site.boots("w3", labels={"gpunodes.dev/pool": "t4"}, gpus=gpus)
+    looks(site)
+    site.machines.locked = {"w3": holder}
+    site.time += 121
+    site.look()
+    site.until(lambda: site.store.states()["w3"].error.startswith("w3 is locked"))
+    site.machines.locked = {}
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.FAILED)
+    wanted = "it offers 1 of 2 nvidia.com/gpu" if gpus == 1 else "a pod that requests its 2 nvidia.com/gpu fails"
+    assert wanted in site.store.states()["w3"].error
+    assert site.machines.orders == [("w3", "on"), ("w3", "off")]
+
+
+def test_a_start_that_is_given_up_and_complete_when_its_lock_is_free_stays_on(site: Site) -> None:
+    """`gpunodes power w3 on --wait` has just said that it has all its GPUs."""
+    site.server.increase("t4", 1)
+    site.boots("w3", labels={"gpunodes.dev/pool": "t4"}, gpus=1)
+    looks(site)
+    site.machines.locked = {"w3": USER}
+    site.time += 121
+    site.look()
+    site.until(lambda: site.store.states()["w3"].error.startswith("w3 is locked"))
+    site.store.objects["w3"]["status"]["allocatable"]["nvidia.com/gpu"] = "2"
+    site.machines.locked = {}
+    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.ON)
+    assert site.machines.orders == [("w3", "on")]
+
+
 @pytest.mark.parametrize("error", [NoResponse("the API does not respond"), Refused(500, "etcd is away")])
 def test_an_api_that_does_not_respond_is_no_failure_of_a_machine(
     site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -341,6 +341,20 @@ def test_a_bmc_that_refuses_is_one_event_and_frees_its_place_at_once(site: Site)
     assert warnings(site) == [("w3", "NotSwitchedOn")]
 
 
+def test_a_machine_that_its_bmc_does_not_switch_off_is_in_no_pool(site: Site) -> None:
+    """Its node was in the pool, and not in the pool's size: one pod had two machines switched on."""
+    site.server.increase("h100", 1)
+    site.boots("w1", gpus=1)
+    site.look()
+    assert site.server.pool_of("gpunodes://w1", "w1") == "h100"
+    site.machines.refuses = {"w1"}
+    site.time += 121
+    site.look()
+    site.settle({"w1": Phase.GIVING_UP})
+    assert (site.server.size("h100").target, site.server.pool_of("gpunodes://w1", "w1")) == (0, "")
+    assert not site.server.instances("h100")
+
+
 def test_another_error_of_a_bmc_is_another_event(site: Site) -> None:
     in_service(site, "w3")
     site.machines.refuses = {"w3"}
@@ -481,8 +495,7 @@ def test_a_machine_that_someone_switched_off_takes_no_place_in_its_pool() -> Non
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "Unknown"
     site.look()
     site.time += 61
-    site.server._questions._asked.clear()
-    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
+    site.asks_until(lambda: site.phases()["w1"] is Phase.BY_HAND)
     assert site.server.size("h100") == decisions.Size(1, 1, 0)
     assert site.server.pool_of("gpunodes://w1", "w1") == ""
     site.server.increase("h100", 1)
@@ -511,8 +524,7 @@ def test_a_machine_that_someone_switched_off_stays_off_until_it_is_on(site: Site
     site.look()
     assert site.phases()["w1"] is Phase.ON, "it may be a network that is slow"
     site.time += 61
-    site.server._questions._asked.clear()
-    site.looks_until(site.server, lambda: site.phases()["w1"] is Phase.BY_HAND)
+    site.asks_until(lambda: site.phases()["w1"] is Phase.BY_HAND)
     with pytest.raises(NotPossible, match="found off, and not by the autoscaler"):
         site.server.delete("h100", ["gpunodes://w1"])
     site.store.objects["w1"]["status"]["conditions"][0]["status"] = "True"
@@ -560,7 +572,30 @@ def test_a_node_of_another_machine_is_left_alone(site: Site, more: dict[str, Any
     site.look()
     assert site.phases()["w1"] is Phase.OFF
     assert site.store.seen_nodes()["w1"].is_starting
-    assert site.server.size("h100").target == 0
+    assert site.server.size("h100") == decisions.Size(0, 1, 0)
+    assert site.server.pool_of("gpunodes://w1", "w1") == ""
+    with pytest.raises(NotPossible, match="w1 stays as it is: its node is of another machine"):
+        site.server.delete("h100", ["gpunodes://w1"])
+    site.server.increase("h100", 1)
+    site.settle({"w1": Phase.OFF, "w2": Phase.STARTING})
+    # Its node has gone.
+    del site.store.objects["w1"]
+    site.look()
+    assert site.server.size("h100").most == 2
+
+
+def test_a_machine_in_service_that_was_reinstalled_is_in_no_pool_until_the_plan_knows_it() -> None:
+    """The autoscaler drained its node, and had one machine too few switched on for pods."""
+    site = Site(parsed(THREE, POOLS), on={"w1"})
+    site.store.objects["w1"] = node_object("w1", machine_id=machine_id("w9"))
+    site.look()
+    assert site.store.states()["w1"].reason == decisions.FOREIGN
+    assert (site.server.size("h100").target, site.server.pool_of("gpunodes://w1", "w1")) == (0, "")
+    given = document(THREE, POOLS)
+    given["machines"]["w1"]["identity"]["machine_id"] = machine_id("w9")
+    site.server.replan(plan.parse(given))
+    site.look()
+    assert (site.server.size("h100").target, site.server.pool_of("gpunodes://w1", "w1")) == (1, "h100")
 
 
 def test_what_the_autoscaler_asks_wrongly_is_refused(site: Site) -> None:
@@ -657,7 +692,7 @@ def test_a_bmc_that_hangs_delays_no_other_machine(site: Site) -> None:
     looks(site)
     assert site.phases() == {"w1": Phase.ON, "w2": Phase.OFF, "w3": Phase.ON}
     hangs.set()
-    site.looks_until(site.server, lambda: site.phases()["w3"] is Phase.BY_HAND)
+    site.asks_until(lambda: site.phases()["w3"] is Phase.BY_HAND)
 
 
 def test_a_node_that_writes_much_to_itself_fills_no_state(site: Site) -> None:
@@ -679,6 +714,7 @@ def test_a_node_that_writes_much_to_itself_fills_no_state(site: Site) -> None:
 def test_a_node_with_many_resources_and_taints_stops_no_other_machine() -> None:
     """Both were always kept whole: one node filled the ConfigMap of all states, and none could be written any more."""
     resources = {f"nvidia.com/mig-{number}g.10gb": "1" for number in range(5000)}
+    resources |= {f"own.example/{number}": "1" for number in range(5000)}
     taints = [{"key": f"own.example/{number}", "value": "x" * 50, "effect": "NoSchedule"} for number in range(3000)]
     first, last = ({"key": key, "value": "", "effect": "NoSchedule"} for key in ("quarantine", "gpunodes.dev/x"))
     item = {
@@ -732,6 +768,47 @@ def test_templates_are_as_seen_before_as_planned() -> None:
     assert found.capacity[GPU] == "4"
     assert found.labels["rack"] == "r1"
     assert "kubernetes.io/hostname" not in found.labels
+
+
+def test_a_pod_that_requests_another_resource_starts_a_machine_and_no_machine_waits_for_it() -> None:
+    """Such a pod fitted on no node of a pool that was all off."""
+    site = Site(parsed(THREE, POOLS), on={"w1", "w2", "w3"})
+    pages = {"hugepages-2Mi": "64Gi", "hugepages-1Gi": "0"}
+    for name, more in (("w1", {"rdma/ib": "4"}), ("w2", {"rdma/ib": "8"}), ("w3", {"rdma/ib": "8", **pages})):
+        site.store.objects[name]["status"]["allocatable"] |= more
+    looks(site)
+    for pool, names in (("h100", ("w1", "w2")), ("t4", ("w3",))):
+        site.server.delete(pool, [f"gpunodes://{name}" for name in names])
+    site.settle(dict.fromkeys(THREE, Phase.OFF))
+    site.server = site.new_server()
+    found = site.server.template("t4").capacity
+    assert found == {"cpu": "7500m", "memory": "60Gi", "pods": "110", GPU: "2", "rdma/ib": "8", "hugepages-2Mi": "64Gi"}
+    assert site.server.template("h100").capacity["rdma/ib"] == "4"
+    in_service(site, "w3")
+    assert "rdma/ib" not in site.store.objects["w3"]["status"]["allocatable"]
+
+
+def test_resources_that_no_device_plugin_writes_are_none() -> None:
+    item = node_object("w1")
+    item["status"]["allocatable"] |= {
+        "nvidia.com/gpu.shared": "1k",
+        "own.example/x": "many",
+        "own.example/" + "y" * 80: "1",
+    }
+    found = nodes.seen(item, "p")
+    assert found
+    assert found.resources.keys() == {"cpu", "memory", "pods", GPU}
+
+
+def test_other_resources_are_kept_before_labels_of_others() -> None:
+    item = node_object("w1", labels={f"own.example/{number}": "x" for number in range(100)})
+    item["status"]["allocatable"]["rdma/ib"] = "8"
+    found = nodes.seen(item, "p")
+    assert found
+    saved = found.saved(1000)
+    assert saved.shape.capacity["rdma/ib"] == "8"
+    assert len(saved.shape.labels) < 100
+    assert "rdma/ib" not in saved.fitted(0).shape.capacity
 
 
 def test_a_template_is_what_all_machines_of_a_pool_have_in_common() -> None:

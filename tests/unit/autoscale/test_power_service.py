@@ -44,6 +44,8 @@ def ask(site: Site, tmp_path: Path) -> Iterator[Ask]:
 def test_pools_and_their_nodes(ask: Ask) -> None:
     groups = ask("NodeGroups").nodeGroups
     assert [(each.id, each.minSize, each.maxSize) for each in groups] == [("h100", 0, 2), ("t4", 0, 1)]
+    assert ask("NodeGroupForNode", node={"providerID": "gpunodes://w3"}).nodeGroup.id == "", "it is off"
+    ask("NodeGroupIncreaseSize", id="t4", delta=1)
     assert ask("NodeGroupForNode", node={"providerID": "gpunodes://w3"}).nodeGroup.id == "t4"
     assert ask("NodeGroupForNode", node={"providerID": "", "name": "w3"}).nodeGroup.id == ""
     assert ask("GPULabel").label == "gpunodes.dev/gpu"

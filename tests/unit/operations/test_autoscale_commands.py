@@ -434,6 +434,12 @@ def test_a_machine_that_is_on_with_an_error_is_no_success(place: Objects, run: R
     assert [each["reason"] for each in json.loads(out)["machines"]] == ["", "a pod fails"]
 
 
+def test_a_machine_whose_node_is_not_certainly_its_own_is_not_usable(place: Objects, run: Run) -> None:
+    scales(place, run, Phase.OFF, machine_id=machine_id("w7"))
+    found = json.loads(run("status", "--json")[1])
+    assert [each["unusable"] for each in found["machines"]] == ["", decisions.FOREIGN]
+
+
 def test_machines_that_are_off_and_missed_an_upgrade_are_named(place: Objects, run: Run) -> None:
     scales(place, run, Phase.OFF, gone=True)
     place.texts["w2"] = MachineState(Phase.OFF, 1.0, kubelet="v1.34.1").text()

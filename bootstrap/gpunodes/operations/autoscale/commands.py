@@ -11,7 +11,7 @@ from typing import Any
 
 from gpunodes.autoscale import plan as plans
 from gpunodes.autoscale.decisions import World, unusable
-from gpunodes.autoscale.nodes import PROVIDER, SeenNode
+from gpunodes.autoscale.nodes import PROVIDER, SeenNode, is_own
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.engine import control_planes, events, journal, runner
@@ -329,8 +329,9 @@ def _pools(found: Plan, nodes: Mapping[str, SeenNode], states: Mapping[str, Mach
 def _machines(
     found: Plan, nodes: Mapping[str, SeenNode], states: Mapping[str, MachineState], version: str
 ) -> list[ScaledMachineStatus]:
-    own = {name: each for name, each in nodes.items() if name in found.machines}
-    world = World(found, states, own, time.time(), version=version)
+    named = {name: each for name, each in nodes.items() if name in found.machines}
+    own = {name: each for name, each in named.items() if is_own(each, found.machines[name])}
+    world = World(found, states, own, time.time(), named.keys() - own.keys(), version=version)
     return [
         ScaledMachineStatus(
             name,

@@ -26,15 +26,17 @@ from gpunodes.repair.switched_off import of_machines
 
 _PATIENCE_S = 5.0
 _ATTEMPTS = 5
+_BY_HAND = "by-hand"
 _SWITCHES_OFF = frozenset({"stopping", "giving-up"})
 
 
 def end_off(fleet: Fleet, machine: Machine, session: Session, report: Report) -> None:
     """End that a machine that was switched on counts as off on purpose, and report that; else nothing is done.
 
-    Where there is an autoscaler, its power server does that when the node is ready. Where none is left, the state is
-    forgotten, and what the autoscaler left on the machine's own node is removed. The machine is on in any case: what
-    fails is reported, but for an API that does not respond.
+    Where there is an autoscaler, its power server does that: when the node is ready, or, of a machine that someone else
+    had switched off, when its BMC says that it is on. Where none is left, the state is forgotten, and what the
+    autoscaler left on the machine's own node is removed. The machine is on in any case: what fails is reported, but for
+    an API that does not respond.
     """
     if machine.role is not Role.WORKER:
         return
@@ -94,7 +96,8 @@ def _end(fleet: Fleet, machine: Machine, objects: Objects, report: Report) -> No
         if state and state.phase in _SWITCHES_OFF:
             report(machine.name, f"{state.why}: it does not stay on; run the same command again when it is off")
         elif state:
-            report(machine.name, "the autoscaler takes it into service when its node is ready: until then it is as off")
+            as_off = "" if state.phase == _BY_HAND else ": until then it is as off"
+            report(machine.name, f"the autoscaler takes it into service when its node is ready{as_off}")
         return
     if is_left:
         objects.change(name, nodes.given_back)
