@@ -13,6 +13,7 @@ from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spe
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput, together
 from gpunodes.planner import firewall, storage_access
+from gpunodes.planner.node_templates import amount
 
 SETTING = "gpunodes_storage"
 GROUP = "storage"
@@ -338,7 +339,11 @@ def _is_own(found: Mapping[str, Any]) -> bool:
 
 
 def _differs(wanted: Mapping[str, Any], old: Mapping[str, Any], key: str) -> bool:
-    return key in wanted["spec"] and _shown(wanted, key) != _shown(old, key)
+    if key not in wanted["spec"]:
+        return False
+    then, now = _shown(wanted, key), _shown(old, key)
+    # The API server writes quantities its own way: 1024Gi as 1Ti, 1000G as 1T.
+    return amount(then) != amount(now) if key == "resources" else then != now
 
 
 def _shown(found: Mapping[str, Any], key: str) -> str:
