@@ -408,7 +408,20 @@ def test_a_server_that_is_a_worker_with_gpus_is_warned_about() -> None:
     assert "it has GPUs and serves scratch: a repair or a roll-out that reboots it stalls every pod" in str(warning)
     without = {**facts, "gpu": {**facts["gpu"], "functions": []}}
     assert findings.of_machines(inventory, {"w1": without}) == []
-    assert findings.of_server(Machine("c", "c", Role.CONTROL_PLANE), facts, ["scratch"]) == []
+    assert findings.of_server(inventory, Machine("c", "c", Role.CONTROL_PLANE), facts) == []
+
+
+@pytest.mark.usefixtures("place")
+def test_a_server_in_a_pool_that_scales_is_warned_about() -> None:
+    """The power server switches machines off that pods do not need, and an NFS server is no pod."""
+    cpu = "gpunodes_pools: {workers: {max: 2}}"
+    Path("hosts.yml").write_text(f"{INVENTORY % 'w1'}    {cpu}\n")
+    inventory = Inventory(Path("hosts.yml"))
+    [warning] = findings.of_machines(inventory, {"w1": {}, "w2": {}})
+    assert warning.machine == "w1"
+    assert "it serves scratch, and its pool workers scales: the power server may switch it off" in str(warning)
+    Path("hosts.yml").write_text(f"{INVENTORY % 'w1'}    {cpu.replace('{max: 2}', '{}')}\n")
+    assert findings.of_machines(Inventory(Path("hosts.yml")), {"w1": {}}) == []
 
 
 def test_a_failed_server_is_one_sentence(place: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
