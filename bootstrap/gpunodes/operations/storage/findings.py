@@ -9,7 +9,7 @@ from gpunodes.ansible.module_utils.problem import Problem
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, PreflightFinding, Role, Severity
+from gpunodes.model import Machine, Outcome, PreflightFinding, Role, RunResult, Severity
 from gpunodes.planner import scaled_pools, storage
 from gpunodes.planner.gpu import gpus_of
 from gpunodes.planner.pools import POOL_LABEL
@@ -60,6 +60,24 @@ def check_leaving(inventory: Inventory, machines: Sequence[Machine]) -> None:
         f"run `gpunodes storage down`, and take {name} out of the group storage; if the cluster does not respond any "
         "more, do that alone",
     )
+
+
+def still_exported(inventory: Inventory, result: RunResult) -> list[PreflightFinding]:
+    """The warning of a server that stays and exports to machines which this run took out of the cluster."""
+    left = {each.name for each in result.machines if each.outcome in (Outcome.CHANGED, Outcome.UNCHANGED)}
+    names = [each.name for each in inventory.machines(Role.CONTROL_PLANE, Role.WORKER) if each.name in left]
+    serving = [each.name for each in inventory.machines(Role.STORAGE) if each.name not in left]
+    if result.dry_run or not names or not serving or not (own := _own(inventory)):
+        return []
+    goes_on = any(each.name not in left for each in inventory.machines(Role.CONTROL_PLANE))
+    problem = Problem(
+        f"it still exports {', '.join(own)} to {', '.join(names)}",
+        "exports to nodes only",
+        f"delete {'it' if len(names) == 1 else 'them'} from the inventory and run `gpunodes storage up`"
+        if goes_on
+        else f"delete {storage.EXPORTS} there, then run `exportfs -ra`",
+    )
+    return [PreflightFinding(name, "storage", problem, Severity.WARNING) for name in serving]
 
 
 def shares_lost(inventory: Inventory, machines: Sequence[Machine]) -> Sequence[str]:
