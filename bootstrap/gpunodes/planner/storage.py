@@ -74,7 +74,11 @@ class Share:
 
     def volume(self, namespace: str) -> str:
         """The name of its PersistentVolume for a namespace. Neither name has a dot, so no two are the same."""
-        return f"gpunodes-{self.name}.{namespace}"
+        return _volume(self.name, namespace)
+
+
+def _volume(name: str, namespace: str) -> str:
+    return f"gpunodes-{name}.{namespace}"
 
 
 def problems(value: Any) -> Iterator[tuple[str, str]]:
@@ -336,6 +340,13 @@ def conflicts(wanted: Sequence[Mapping[str, Any]], present: Mapping[tuple[str, s
 
 def _is_own(found: Mapping[str, Any]) -> bool:
     return bool(((found.get("metadata") or {}).get("labels") or {}).get(LABEL) == LABELS[LABEL])
+
+
+def is_claim(found: Mapping[str, Any]) -> bool:
+    """Whether a claim with the labels is one of ``objects``: a copy of it for another volume has them, too."""
+    meta = found["metadata"]
+    wanted = _volume(meta["name"], meta.get("namespace", ""))
+    return bool((found.get("spec") or {}).get("volumeName") == wanted)
 
 
 def _differs(wanted: Mapping[str, Any], old: Mapping[str, Any], key: str) -> bool:
