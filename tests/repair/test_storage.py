@@ -31,7 +31,8 @@ CLAIMS = f"{NAMESPACES}/default/persistentvolumeclaims"
 VOLUMES = "/api/v1/persistentvolumes"
 SHARES: list[dict[str, Any]] = [
     {"name": "training", "server": "nas.example", "path": "/export/training", "size": "900Gi"},
-    {"name": "scratch", "path": "/srv/scratch", "size": "1Ti", "namespaces": ["default", "ml"]},
+    # The API server writes it as 1Ti.
+    {"name": "scratch", "path": "/srv/scratch", "size": "1024Gi", "namespaces": ["default", "ml"]},
 ]
 
 

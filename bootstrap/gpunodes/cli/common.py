@@ -19,8 +19,9 @@ from gpunodes.inventory import Inventory
 from gpunodes.inventory.edit import Tentative
 from gpunodes.model import Machine, Outcome, RunResult
 from gpunodes.operations import nodes, switched_off
-from gpunodes.operations.phases import PREFLIGHT, skipped
+from gpunodes.operations.phases import PREFLIGHT, RESET, skipped
 from gpunodes.operations.run import Operation, RunOptions, carry_out, check_kinds
+from gpunodes.operations.storage import findings
 from gpunodes.planner import gpu, versions
 from gpunodes.views import document, text
 
@@ -275,6 +276,9 @@ def execute(
     view = text.progress()
     try:
         result = carry_out(operation, inventory, machines, view, flags.options)
+        if RESET in operation.phases and (left := findings.still_exported(inventory, result)):
+            view.findings(left)
+            result = replace(result, findings=[*result.findings, *left])
     finally:
         view.close()
     if added is not None:

@@ -9,9 +9,10 @@ import click
 
 from gpunodes.cli import bmc_settings, complete, connections, options, repair_options, terminal
 from gpunodes.errors import ExitCode, WrongInput
-from gpunodes.model import Kubeconfig
+from gpunodes.model import Kubeconfig, Machine
 
 if TYPE_CHECKING:
+    from gpunodes.inventory import Inventory
     from gpunodes.operations.power import PowerResult
 
 _ACTIONS = ("status", "on", "off", "cycle", "rotate-password")
@@ -83,6 +84,7 @@ def command(
 
     from gpunodes.engine.fleet import InventoryFleet
     from gpunodes.operations import bmc_password, checked, power, switching
+    from gpunodes.operations.storage import findings
     from gpunodes.views import document
 
     _check_file(action, password_file)
@@ -94,11 +96,13 @@ def command(
     )
     _check_cluster(known=bool(kubeconfig) or not addressed, drain=drain, wait=wait)
     chosen = repair_options.one_machine(inventory, machine)
+    if drain:
+        findings.check_leaving(inventory, [chosen])
     if action in {"off", "cycle"}:
         terminal.check_confirmable(f"power {action} of {chosen.name}", yes=yes)
-        how = "by a shutdown" if power.only_wakes(inventory, chosen) else "without a shutdown of its system"
-        how = "after its node was drained" if drain else how
-        terminal.confirm(f"The power of {chosen.name} is switched off, {how}", yes=yes)
+        terminal.confirm(
+            f"The power of {chosen.name} is switched off, {_consequence(inventory, chosen, drain=drain)}", yes=yes
+        )
     fleet, asked, report = InventoryFleet(inventory), power.PowerAction(action), repair_options.lines().report
     named = repair_options.named(chosen, [machine])
     if password_file:
@@ -112,6 +116,18 @@ def command(
     else:
         _show(done)
     return ExitCode.DONE
+
+
+def _consequence(inventory: Inventory, machine: Machine, *, drain: bool) -> str:
+    """How the machine is switched off, and what that stops on others."""
+    from gpunodes.operations import power
+    from gpunodes.operations.storage import findings
+
+    how = "by a shutdown" if power.only_wakes(inventory, machine) else "without a shutdown of its system"
+    how = "after its node was drained" if drain else how
+    if shares := findings.shares_lost(inventory, [machine]):
+        how += f"; programs on other nodes that use {', '.join(shares)} hang until it is on again"
+    return how
 
 
 def _show(done: PowerResult) -> None:

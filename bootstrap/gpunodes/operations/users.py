@@ -118,6 +118,8 @@ def made(access: Access, of: Mapping[str, Any], request: Request, report: Report
     """The same with a session; ``of`` is a kubeconfig of the cluster, whose user is not used."""
     present = access.bindings()
     own = [each for each in present if _is_made_for(request.user, each)]
+    # Earlier certificates stay valid: none can be withdrawn.
+    earlier = [each.end for each in own if each.end]
     if not request.role and not own:
         raise WrongInput(f"{request.user} is no user of this cluster", "a role", "add --role view, edit or admin")
     wanted = Binding(request.namespace, _binding_name(request.user), request.role, True, (request.user,))
@@ -130,7 +132,7 @@ def made(access: Access, of: Mapping[str, Any], request: Request, report: Report
     end = _checked(pem, key, request)
     if (days := round((end - time.time()) / _DAY_S)) < request.days:
         report(f"warning: the cluster signed the certificate for {days} day{'' if days == 1 else 's'} only")
-    own = [replace(each, end=end) for each in own]
+    own = [replace(each, end=max([end, *earlier])) for each in own]
     for each in own:
         access.bind(each)
     return Made(_document(of, request, pem, key), own, end)

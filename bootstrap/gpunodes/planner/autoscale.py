@@ -41,6 +41,8 @@ class ScaledMachine:
     """The name of the jump hosts before its BMC in the plan, "" for none."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The labels of its node by its settings."""
+    serves: bool = False
+    """Whether it serves shared storage."""
 
 
 def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[tuple[str, str]]:
@@ -51,6 +53,11 @@ def problems(machines: Sequence[ScaledMachine], *, own_image: bool) -> Iterator[
             (
                 not each.node,
                 "no node is certainly its own: join it first, or run `gpunodes status` while it is on if it joined",
+            ),
+            (
+                # Its NFS server is no pod: the autoscaler would take it for idle.
+                each.serves,
+                "it serves shared storage: put it into a pool that does not scale, or serve from another machine",
             ),
             (not kind, "it has no BMC: set gpunodes_bmc_type and gpunodes_bmc_address"),
             (

@@ -13,6 +13,7 @@ from gpunodes.ansible.module_utils.host.spec import File, Firewall, Service, Spe
 from gpunodes.ansible.module_utils.packages import RequestedPackage
 from gpunodes.errors import WrongInput, together
 from gpunodes.planner import firewall, storage_access
+from gpunodes.planner.node_templates import amount
 
 SETTING = "gpunodes_storage"
 GROUP = "storage"
@@ -73,7 +74,11 @@ class Share:
 
     def volume(self, namespace: str) -> str:
         """The name of its PersistentVolume for a namespace. Neither name has a dot, so no two are the same."""
-        return f"gpunodes-{self.name}.{namespace}"
+        return _volume(self.name, namespace)
+
+
+def _volume(name: str, namespace: str) -> str:
+    return f"gpunodes-{name}.{namespace}"
 
 
 def problems(value: Any) -> Iterator[tuple[str, str]]:
@@ -337,8 +342,19 @@ def _is_own(found: Mapping[str, Any]) -> bool:
     return bool(((found.get("metadata") or {}).get("labels") or {}).get(LABEL) == LABELS[LABEL])
 
 
+def is_claim(found: Mapping[str, Any]) -> bool:
+    """Whether a claim with the labels is one of ``objects``: a copy of it for another volume has them, too."""
+    meta = found["metadata"]
+    wanted = _volume(meta["name"], meta.get("namespace", ""))
+    return bool((found.get("spec") or {}).get("volumeName") == wanted)
+
+
 def _differs(wanted: Mapping[str, Any], old: Mapping[str, Any], key: str) -> bool:
-    return key in wanted["spec"] and _shown(wanted, key) != _shown(old, key)
+    if key not in wanted["spec"]:
+        return False
+    then, now = _shown(wanted, key), _shown(old, key)
+    # The API server writes quantities its own way: 1024Gi as 1Ti, 1000G as 1T.
+    return amount(then) != amount(now) if key == "resources" else then != now
 
 
 def _shown(found: Mapping[str, Any], key: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from gpunodes.ansible.module_utils import in_use, ledger, lock, nfs_clients, packages, still_needed, undo
+from gpunodes.ansible.module_utils import in_use, ledger, lock, nfs_clients, nfs_mounts, packages, still_needed, undo
 from gpunodes.ansible.module_utils.host import services, users
 from gpunodes.ansible.module_utils.package_listings import parse_rpm_test
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -220,6 +220,40 @@ def test_a_server_without_other_exports_goes(machine: Packages) -> None:
     assert nfs_clients.is_removed()
     undoer = undo.Undoer(section="nfs_server")
     assert "stop nfs-server" in undoer.run()
+    assert ({*machine.there}, undoer.notes) == ({*OURS}, [])
+
+
+@pytest.fixture
+def mounts(machine: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node with the NFS client of gpunodes, one share mounted for a pod, and an own fstab; their folder."""
+    installed_later(machine, "nfs-common")
+    ledger.Ledger(packages=["nfs-common"]).save(ledger.path_of("nfs_client"))
+    pod = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~nfs/gpunodes-training.default"
+    (tmp_path / "fstab").write_text("# nas:/home /home nfs defaults\n/dev/vda1 / ext4 defaults 0 1\n\nbroken\n")
+    (tmp_path / "mounts").write_text(f"/dev/vda1 / ext4 rw 0 0\n10.0.0.5:/srv {pod} nfs4 rw,vers=4.2 0 0\n")
+    monkeypatch.setattr(in_use, "FSTAB", str(tmp_path / "fstab"))
+    monkeypatch.setattr(nfs_mounts, "MOUNTS", str(tmp_path / "mounts"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("fstab", "nas:/home /home nfs noauto"), ("mounts", "nas:/home /home nfs4 rw,addr=10.0.0.9 0 0")],
+)
+def test_the_nfs_client_stays_for_mounts_of_others(machine: Packages, mounts: Path, name: str, line: str) -> None:
+    """Without mount.nfs the next boot or the automounter could not mount it any more."""
+    path = mounts / name
+    path.write_text(f"{path.read_text()}{line}\n")
+    undoer = undo.Undoer(section="nfs_client")
+    undoer.run()
+    assert "nfs-common" in machine.there
+    assert undoer.notes == [f"nfs-common stays: {path} has an NFS mount on /home, which gpunodes did not make"]
+
+
+@pytest.mark.usefixtures("mounts")
+def test_the_nfs_client_goes_without_other_mounts(machine: Packages) -> None:
+    undoer = undo.Undoer(section="nfs_client")
+    undoer.run()
     assert ({*machine.there}, undoer.notes) == ({*OURS}, [])
 
 

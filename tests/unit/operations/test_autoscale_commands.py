@@ -240,6 +240,15 @@ def test_no_machine_is_woken_by_an_address_of_another(place: Objects, run: Run) 
     assert place.document["machines"]["w2"]["identity"]["macs"] == ["52:54:00:00:00:02"]
 
 
+def test_a_machine_that_serves_shared_storage_is_no_machine_of_a_pool_that_scales(place: Objects, run: Run) -> None:
+    share = "gpunodes_storage: [{name: data, path: /srv/data, size: 9Gi}]"
+    Path("hosts.yml").write_text(f"{INVENTORY}    {share}\nstorage: {{hosts: {{w1: }}}}\n")
+    code, _, err = run("up", "--yes")
+    assert code == ExitCode.WRONG_INPUT
+    assert "w1 of a pool that scales: it serves shared storage" in " ".join(err.split())
+    assert (place.document, place.runs, place.registered) == (None, [], [])
+
+
 def test_a_machine_that_cannot_be_prepared_ends_it_before_the_plan(place: Objects, run: Run) -> None:
     place.failure = "No space left on device"
     code, _, err = run("up", "--yes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 from gpunodes.cli import common, root
 from gpunodes.engine import identities
-from gpunodes.errors import WrongInput
+from gpunodes.errors import ExitCode, WrongInput
 from gpunodes.inventory import Inventory
-from gpunodes.model import Machine, Role, RunResult
+from gpunodes.model import Machine, MachineResult, Outcome, Role, RunResult
 from gpunodes.operations import nodes, preflight
 from gpunodes.operations.run import Operation, RunOptions
 from gpunodes.operations.storage import findings
@@ -209,6 +210,36 @@ def test_a_storage_server_stays_while_nodes_use_its_shares(
     inventory.write_text(inventory.read_text().replace(shares, ""))
     run(inventory, command, "worker-6", "--yes")
     assert carried
+
+
+@pytest.mark.parametrize("command", ["remove", "reset"])
+def test_a_server_that_still_exports_to_a_machine_is_named(
+    inventory: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Only `storage up` writes the exports of a server; NFS trusts addresses, and the next machine may get this one."""
+    shares = "gpunodes_storage: [{name: data, path: /srv/data, size: 9Gi}]"
+    inventory.write_text(f"{inventory.read_text()}storage: {{hosts: {{nas-1: }}}}\nall: {{vars: {{{shares}}}}}\n")
+    outcome, dry_run = Outcome.CHANGED, False
+
+    def carry_out(operation: Operation, _: Any, machines: Sequence[Machine], *__: Any) -> RunResult:
+        return RunResult(operation.name, [MachineResult(each.name, outcome) for each in machines], dry_run=dry_run)
+
+    monkeypatch.setattr(common, "carry_out", carry_out)
+    remedy = "delete it from the inventory and run `gpunodes storage up`"
+    done = run(inventory, command, "worker-1", "--yes")
+    assert "nas-1: storage (warning): it still exports data to worker-1" in done.stderr
+    assert remedy in done.stderr
+    found = json.loads(run(inventory, command, "worker-1", "--yes", "--json").stdout)
+    assert [(each["machine"], each["severity"]) for each in found["findings"]] == [("nas-1", "warning")]
+    assert found["exit_code"] == ExitCode.DONE
+    dry_run = True
+    assert "still exports" not in run(inventory, command, "worker-1", "--yes").stderr
+    outcome, dry_run = Outcome.FAILED, False
+    assert "still exports" not in run(inventory, command, "worker-1", "--yes").stderr
+    outcome = Outcome.CHANGED
+    if command == "reset":
+        done = run(inventory, command, "control-1", "worker-1", "--yes")
+        assert "delete /etc/exports.d/gpunodes.exports there, then run `exportfs -ra`" in done.stderr
 
 
 class _Inventory:

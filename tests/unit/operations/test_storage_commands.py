@@ -234,6 +234,29 @@ def test_down_ends_with_the_server_and_names_what_it_removes(place: Cluster, run
     assert last == ("storage down", "nas-1", "absent", False)
 
 
+@pytest.mark.parametrize("volume", [None, "pvc-0b1e", "gpunodes-given.ml"])
+def test_down_leaves_a_copy_of_a_claim_for_another_volume(place: Cluster, run: Run, volume: str | None) -> None:
+    """It has the label; with a storage class that deletes its volumes, its data would go."""
+    place.applied()
+    given = place.objects["/api/v1/namespaces/ml/persistentvolumeclaims/given"]
+    copy = {
+        **given,
+        "metadata": {**given["metadata"], "name": "copy"},
+        "spec": {**given["spec"], "storageClassName": "fast", "volumeName": volume},
+    }
+    place.objects["/api/v1/namespaces/ml/persistentvolumeclaims/copy"] = copy
+    place.pods = [
+        {
+            "metadata": {"namespace": "ml", "name": "job"},
+            "spec": {"volumes": [{"persistentVolumeClaim": {"claimName": "copy"}}]},
+        }
+    ]
+    assert run("down", "--yes")[0] == ExitCode.DONE
+    removed = place.steps[0][2]["storage_objects"]
+    claims = [each["metadata"]["name"] for each in removed if each["kind"] == "PersistentVolumeClaim"]
+    assert claims == ["scratch", "given"]
+
+
 def test_mounts_of_shares_without_a_claim_are_looked_for(place: Cluster, run: Run) -> None:
     """As that of a registry, of a volume of somebody else, or after a run that deleted all volumes and was killed."""
     assert run("down", "--yes")[0] == ExitCode.DONE
@@ -366,6 +389,7 @@ def test_what_stands_in_the_cluster_is_shown_as_text(
     for each in list(place.objects.values()):
         if each.get("kind") == "PersistentVolumeClaim":
             each["metadata"] |= {"namespace": attack, "name": attack}
+            each["spec"] |= {"volumeName": f"gpunodes-{attack}.{attack}"}
         elif each.get("kind") == "PersistentVolume":
             each["metadata"]["name"] = attack
             each["spec"] |= {"claimRef": {"namespace": attack, "name": attack}}
@@ -408,7 +432,20 @@ def test_a_server_that_is_a_worker_with_gpus_is_warned_about() -> None:
     assert "it has GPUs and serves scratch: a repair or a roll-out that reboots it stalls every pod" in str(warning)
     without = {**facts, "gpu": {**facts["gpu"], "functions": []}}
     assert findings.of_machines(inventory, {"w1": without}) == []
-    assert findings.of_server(Machine("c", "c", Role.CONTROL_PLANE), facts, ["scratch"]) == []
+    assert findings.of_server(inventory, Machine("c", "c", Role.CONTROL_PLANE), facts) == []
+
+
+@pytest.mark.usefixtures("place")
+def test_a_server_in_a_pool_that_scales_is_warned_about() -> None:
+    """The power server switches machines off that pods do not need, and an NFS server is no pod."""
+    cpu = "gpunodes_pools: {workers: {max: 2}}"
+    Path("hosts.yml").write_text(f"{INVENTORY % 'w1'}    {cpu}\n")
+    inventory = Inventory(Path("hosts.yml"))
+    [warning] = findings.of_machines(inventory, {"w1": {}, "w2": {}})
+    assert warning.machine == "w1"
+    assert "it serves scratch, and its pool workers scales: the power server may switch it off" in str(warning)
+    Path("hosts.yml").write_text(f"{INVENTORY % 'w1'}    {cpu.replace('{max: 2}', '{}')}\n")
+    assert findings.of_machines(Inventory(Path("hosts.yml")), {"w1": {}}) == []
 
 
 def test_a_failed_server_is_one_sentence(place: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import io
 import json
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from gpunodes.autoscale import kept_off
 from gpunodes.autoscale.state import MachineState, Phase
-from gpunodes.cli import main
+from gpunodes.cli import main, terminal
 from gpunodes.engine.cluster.errors import NoCluster
 from gpunodes.engine.leases.errors import Lost
 from gpunodes.engine.leases.holders import user_at_host
@@ -330,6 +331,41 @@ def test_flags_fit_their_action(
         main()
     assert ended.value.code == ExitCode.WRONG_INPUT
     assert f"{flag} with {action}" in capsys.readouterr().err
+
+
+SERVING = """
+control_plane: {hosts: {c1: {ansible_host: 127.0.0.1}}}
+workers: {hosts: {w1: {ansible_host: 127.0.0.2}, w2: {ansible_host: 127.0.0.3}}}
+storage: {hosts: {w1: }}
+all: {vars: {gpunodes_storage: [{name: data, path: /srv/data, size: 9Gi}]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("w1", "off", "--drain", "--yes"), "w1 serves data to nodes that stay"),
+        (("w1", "off"), "without a shutdown of its system; programs on other nodes that use data hang until it is on"),
+        (("w1", "cycle"), "programs on other nodes that use data hang until it is on again. Continue?"),
+        (("w2", "off"), "The power of w2 is switched off, without a shutdown of its system. Continue?"),
+    ],
+)
+def test_a_machine_that_serves_shared_storage_is_not_switched_off_as_an_idle_one(
+    words: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts.yml").write_text(SERVING)
+    monkeypatch.setattr(terminal, "check_confirmable", lambda *_, **__: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    monkeypatch.setattr("sys.argv", ["gpunodes", "power", *words, "-i", "hosts.yml"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 class Bare:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -285,6 +286,22 @@ def test_a_certificate_for_another_user_is_not_written(monkeypatch: pytest.Monke
         with pytest.raises(GpunodesError, match="the cluster signed"):
             users.made(access, OF, Request("alice", "view"), lambda _: None, lambda _: None)
     assert session.changed == []
+
+
+def test_the_end_of_a_user_is_that_of_the_certificate_which_lasts_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No certificate can be withdrawn: one of 365 days gives the rights after a renewal for 1 day, too."""
+    session = cluster()
+    bound: list[Binding] = []
+    session.bodies |= {"/clusterroles/view": {"metadata": META, "rules": []}}
+    access = Access(session)
+    monkeypatch.setattr(access, "signed", lambda *_: b"pem")
+    monkeypatch.setattr(access, "bindings", lambda: bound)
+    for days, latest in ((365, 365), (1, 365), (366, 366)):
+        monkeypatch.setattr(users, "_checked", lambda *_, days=days: 86_400.0 * days)
+        made = users.made(access, OF, Request("alice", "view", days=days), lambda _: None, lambda _: None)
+        assert made.end == 86_400.0 * days
+        assert [each.end for each in made.bindings] == [86_400.0 * latest]
+        bound[:] = [replace(each, is_own=True) for each in made.bindings]
 
 
 def _self_signed(name: str) -> bytes:

@@ -75,6 +75,7 @@ def test_the_text_of_a_certificate_authority_is_there_once(given: object, wanted
             False,
             "",
         ),
+        ({"serves": True}, False, "it serves shared storage"),
         ({"labels": {"gpunodes.dev/sharing": "mig-3g.40gb-1-1g.10gb-4"}}, False, "use one"),
         ({"labels": {"gpunodes.dev/sharing": "mig-1g.10gb-7"}}, False, ""),
         ({"labels": {"gpunodes.dev/sharing": "time-slicing-4"}}, False, ""),

@@ -183,6 +183,19 @@ def test_objects_of_others_and_fields_that_cannot_change_are_refused() -> None:
     assert "exists with 1Gi; wanted: 900Gi, which cannot be changed" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("size", "written"),
+    [("1024Gi", "1Ti"), ("2048Gi", "2Ti"), ("1024Mi", "1Gi"), ("1000G", "1T"), ("2000", "2k")],
+)
+def test_a_size_is_the_same_as_the_api_server_writes_it(size: str, written: str) -> None:
+    """In the canonical form of its quantities (k8s.io/apimachinery, pkg/api/resource, Quantity.CanonicalizeBytes)."""
+    wanted, present = (storage.objects([{**GIVEN, "size": each}], "") for each in (size, written))
+    keys = [(each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]) for each in wanted]
+    assert not storage.conflicts(wanted, dict(zip(keys, present, strict=True)))
+    [error] = storage.conflicts(storage.objects([{**GIVEN, "size": "3Ti"}], ""), {keys[1]: present[1]})
+    assert f"exists with {written}; wanted: 3Ti, which cannot be changed" in str(error)
+
+
 def test_what_the_cluster_reports_of_a_volume_is_checked() -> None:
     hostile = [{"spec": {"nfs": {"server": server, "path": "/x"}}} for server in ("-o", "a b", "{{ x }}", "a\n")]
     assert storage.sources([*hostile, {"spec": {"nfs": {"server": "a", "path": "/../b"}}}, {"spec": None}, {}]) == []

@@ -10,6 +10,8 @@ from . import disk
 from .problem import MachineProblem
 
 MOUNTS = "/proc/self/mounts"
+_TYPES = ("nfs", "nfs4")
+_OF_PODS = re.compile(r"/pods/[^/]+/(volumes/kubernetes\.io~nfs|volume-subpaths)/gpunodes-")
 _POLL_S = 2.0
 
 
@@ -36,12 +38,19 @@ def mounted(mounts: str, shares: Iterable[str]) -> list[tuple[str, str]]:
     """
     wanted, found = list(shares), []
     for row in (line.split(" ") for line in mounts.splitlines()):
-        if len(row) > 3 and row[2] in {"nfs", "nfs4"}:  # noqa: PLR2004 - source, mount point, type and options
+        if len(row) > 3 and row[2] in _TYPES:  # noqa: PLR2004 - source, mount point, type and options
             address = re.search(r"(?:^|,)addr=([^,]+)", row[3])
             names = [row[0], f"{address[1]}:/{row[0].partition(':/')[2]}"] if address else row[:1]
             if any(_is_in(name, share) for name in names for share in wanted):
                 found.append((row[0], row[1]))
     return found
+
+
+def of_others(mounts: str) -> list[str]:
+    """The mount points of NFS in /proc/mounts or /etc/fstab (fstab(5)), without those of gpunodes' volumes for pods."""
+    rows = [line.split() for line in mounts.splitlines() if not line.lstrip().startswith("#")]
+    points = [row[1] for row in rows if len(row) > 2 and row[2] in _TYPES]  # noqa: PLR2004 - source, point and type
+    return [point for point in points if not _OF_PODS.search(point)]
 
 
 def _is_in(source: str, share: str) -> bool:

@@ -34,7 +34,7 @@ _POLL_S = 0.5
 OWN = "gpunodes.dev/user"
 """The label of a binding that gpunodes made for a person."""
 END = "gpunodes.dev/certificate-end"
-"""The annotation with the end of that person's last certificate, in seconds since 1970."""
+"""The annotation with the latest end of that person's certificates, in seconds since 1970."""
 _KEEP = [*(f"metadata.{each}" for each in ("name", "namespace", "labels", "annotations")), "roleRef", "subjects"]
 
 _SUBJECTS = Optional(Maybe(Many({"kind": str, "name": str}, 100_000)))
@@ -65,7 +65,7 @@ class Binding:
     is_own: bool = False
     """Whether gpunodes made it for a person."""
     end: float | None = None
-    """Of the certificate, in seconds since 1970."""
+    """The latest one of the user's certificates, in seconds since 1970."""
 
     @property
     def path(self) -> str:

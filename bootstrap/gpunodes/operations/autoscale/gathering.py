@@ -19,6 +19,7 @@ from gpunodes.errors import WrongInput, together
 from gpunodes.identity.model import MachineIdentity, NodeIdentity
 from gpunodes.model import Machine, Role
 from gpunodes.operations.autoscale.jumps import Jumps
+from gpunodes.operations.storage import findings
 from gpunodes.planner import autoscale
 from gpunodes.planner.autoscale import ScaledMachine
 from gpunodes.planner.pools import POOL_LABEL
@@ -74,7 +75,7 @@ def gather(
     known = identities.recall_all(fleet.cluster_name, {name: each.address for name, each in machines.items()})
     matches = match_nodes(fleet, cluster.nodes(), {})
     off = of_machines({node: node for node in states}, known, matches)
-    most = bytes_of_one(len(machines))
+    most, serving = bytes_of_one(len(machines)), findings.servers(fleet.inventory)
     found = []
     for name, machine in machines.items():
         match, own = matches[name], known[name]
@@ -83,17 +84,17 @@ def gather(
         # The node of a machine that is off was deleted; its name was recorded, or is that of the machine.
         node = match.node.name if match.node else off.get(name, "")
         rendered = fleet.inventory.rendered(name, "gpunodes_bmc_", "gpunodes_node_taints")
-        variables = fleet.inventory.connection(name) | rendered
         found.append(
             ScaledMachine(
                 name,
                 fleet.labels(name)[POOL_LABEL],
-                settings.resolve(variables),
+                settings.resolve(fleet.inventory.connection(name) | rendered),
                 _identity(own, last.machines.get(node) if last else None, match.node),
                 node,
                 match.node.addresses[0] if match.node and match.node.addresses else machine.address,
                 _template(nodes.get(node), states.get(node), most),
                 labels=fleet.labels(name),
+                serves=name in serving,
             )
         )
     _check(found, own_image=bool(given["gpunodes_power_image"]))

@@ -57,7 +57,7 @@ def up(inventory: Inventory, view: RunView, report: Report, options: RunOptions)
     if machine:
         report("", f"{machine.name}: serving the shares")
         facts, result = server.run(inventory, machine, UP.name, state="present", dry_run=options.dry_run)
-        warnings = findings.of_server(machine, facts, storage.own_names(value))
+        warnings = findings.of_server(inventory, machine, facts)
         served = [result]
     nodes, left = _nodes(inventory)
     for name, why in left.items():

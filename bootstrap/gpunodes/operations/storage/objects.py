@@ -46,7 +46,7 @@ class Objects(Api):
     def own(self) -> tuple[list[Any], list[Any]]:
         """The volumes and the claims of gpunodes."""
         query = f"labelSelector={quote(storage.SELECTOR)}"
-        claims = self._list(f"/api/v1/persistentvolumeclaims?{query}")
+        claims = [each for each in self._list(f"/api/v1/persistentvolumeclaims?{query}") if storage.is_claim(each)]
         return self._list(f"{_VOLUMES}?{query}"), claims
 
     def users(self, claims: Sequence[Mapping[str, Any]]) -> list[str]:
