@@ -18,7 +18,7 @@ from gpunodes.inventory import Inventory
 from gpunodes.lab.layout import Layout, cache_dir
 
 from . import pods, waiting
-from .conftest import CHECKOUT, NAME, LabSpec, Operator
+from .conftest import CHECKOUT, LONG, NAME, LabSpec, Operator
 
 WORKERS = ("worker-1", "worker-2")
 IDLE_S, BOOT_S = 60, 1200
@@ -155,4 +155,4 @@ def write_pools(operator: Operator, image: str, machines: Sequence[str], **setti
 def prepare(operator: Operator, **settings: Any) -> None:
     """A cluster whose workers are in pools that scale; the autoscaler is not installed yet."""
     write_pools(operator, archive(), WORKERS, **settings)
-    operator.gpunodes("up")
+    operator.gpunodes("up", limit_s=2 * LONG)

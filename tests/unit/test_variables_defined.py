@@ -36,7 +36,7 @@ ANSIBLE = {
 GIVEN = {
     *("kubelet_fields", "upgrade_minor", "upgrade_parts", "upgrade_requested"),
     *("upgrade_returns", "upgrade_target"),
-    *("wiring_given_registry", "wiring_new_endpoint"),
+    *("wiring_given_registry", "wiring_moving", "wiring_new_endpoint"),
 }
 """Given by a command, or with -e, as the playbook says at its top."""
 

@@ -13,7 +13,7 @@ from gpunodes import clusters
 from gpunodes.engine import group_lock
 from gpunodes.engine.cluster.api import Api
 from gpunodes.engine.cluster.client import Cluster
-from gpunodes.engine.cluster.connection import Response, over_ssh
+from gpunodes.engine.cluster.connection import Response, Transport, over_ssh
 from gpunodes.engine.cluster.direct import ByKubeconfig
 from gpunodes.engine.cluster.errors import NoResponse, OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
@@ -52,13 +52,15 @@ def session(inventory: Inventory, changed: Collection[str] = ()) -> Session:
         known = functools.partial(_confirm_here if key.startswith(addressed.KEY) else clusters.confirm, key)
         return Session(ByKubeconfig(found.path, found.context, known))
     machines = sorted(inventory.control_planes(), key=lambda machine: machine.name in changed)
-    transports = [
-        over_ssh(machine.address, inventory.connection(machine.name), machine=machine.name) for machine in machines
-    ]
+    transports = [_transport(inventory, machine) for machine in machines]
     if len(machines) == 1:
         return Session(transports)
     cluster = inventory.cluster
     return Session(transports, clusters.ca(cluster), functools.partial(clusters.remember_ca, cluster))
+
+
+def _transport(inventory: Inventory, machine: Machine) -> Transport:
+    return over_ssh(machine.address, inventory.connection(machine.name), machine=machine.name)
 
 
 def _confirm_here(key: str, uid: str) -> bool:
@@ -100,8 +102,7 @@ def responses(inventory: Inventory, machines: Sequence[Machine]) -> dict[str, Re
     """The response of each of these machines by its name: its status is NO_CLUSTER if it certainly runs no cluster."""
 
     def ask(machine: Machine) -> Response:
-        transport = over_ssh(machine.address, inventory.connection(machine.name), machine=machine.name)
-        with contextlib.closing(Session(transport)) as opened:
+        with contextlib.closing(Session(_transport(inventory, machine))) as opened:
             return opened.request("GET", "/version")
 
     with ThreadPoolExecutor(max(1, len(machines))) as pool:

@@ -34,7 +34,7 @@ def drain(
     retry = 0.0
     while True:
         check()
-        pods = [pod for pod in cluster.pods_on(node) if must_leave(pod) and chosen(pod)]
+        pods = _leaving(cluster, node, chosen)
         managed = [pod for pod in pods if pod.owner]
         alone = [_alone(pod) for pod in pods if not pod.owner]
         to_evict = [pod for pod in managed if not pod.ending]
@@ -66,8 +66,11 @@ def unmanaged(cluster: Cluster, node: str, chosen: Callable[[Pod], bool] = lambd
 
     A drain that does not count without them reads this first: otherwise it would evict all others in vain.
     """
-    pods = [pod for pod in cluster.pods_on(node) if must_leave(pod) and chosen(pod)]
-    return [_alone(pod) for pod in pods if not pod.owner and not pod.ending]
+    return [_alone(pod) for pod in _leaving(cluster, node, chosen) if not pod.owner and not pod.ending]
+
+
+def _leaving(cluster: Cluster, node: str, chosen: Callable[[Pod], bool]) -> list[Pod]:
+    return [pod for pod in cluster.pods_on(node) if must_leave(pod) and chosen(pod)]
 
 
 def _alone(pod: Pod) -> flow.RemainingPod:

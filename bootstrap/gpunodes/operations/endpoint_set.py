@@ -27,6 +27,7 @@ OPERATION = Operation(
         phases.CLUSTER_ENDPOINT,
         phases.NODE_ENDPOINT,
         phases.ENDPOINT_VERIFIED,
+        phases.ENDPOINT_RELEASED,
     ),
     needs_cluster=True,
 )
@@ -74,8 +75,9 @@ def run(inventory: Inventory, target: str, view: RunView, options: RunOptions) -
     absent = [each for each in machines if each.name not in seen.facts]
     forgotten = _forgotten(seen, {match.node.name for match in matched.values() if match.node})
     view.findings(forgotten)
-    # A virtual address is given up only when nothing uses it any more.
-    moving = [] if absent or forgotten else [each.name for each in members]
+    # A virtual address is given up only when nothing uses it any more. A machine that joined and has no node now does.
+    outside = [name for name, own in seen.facts.items() if own["kubernetes"]["role"] and not matched[name].node]
+    moving = [] if absent or forgotten or outside else [each.name for each in members]
     wiring = {"wiring_new_endpoint": target, "wiring_moving": moving}
     run_options = replace(options, variables={**variables, **wiring}, seen=seen)
     result = carry_out(OPERATION, inventory, members, view, run_options)

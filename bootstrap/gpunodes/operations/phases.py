@@ -168,6 +168,12 @@ NODE_ENDPOINT = Phase(
 ENDPOINT_VERIFIED = Phase(
     "endpoint_verified", "Verify the endpoint", "Nothing in the cluster or on the machine uses another endpoint."
 )
+ENDPOINT_RELEASED = Phase(
+    "endpoint_released",
+    "Give the earlier virtual address up",
+    "Stop keepalived where nothing uses its address any more.",
+    only=(Only.CONTROL_PLANES,),
+)
 FIREWALL = Phase(
     "firewall",
     "Update the firewalls of other nodes",

@@ -31,7 +31,7 @@ from gpunodes.planner import (
     versions,
 )
 from gpunodes.planner.candidates import Growth, MachineFacts, requirements_of
-from gpunodes.planner.control_planes import given
+from gpunodes.planner.control_planes import START_API, given
 from gpunodes.planner.node_address import SETTING as ADDRESS
 from gpunodes.planner.runtime_versions import SETTING as CONTAINERD
 
@@ -316,9 +316,7 @@ def another_cluster(inventory: Inventory, machines: Sequence[Machine], seen: Ins
         problem = Problem(
             f"{has}: {response.error}" if response.error else has,
             "control planes without a cluster, before one is created",
-            "start it, or remove it from the group control_plane if it has none"
-            if silent
-            else "start its API; or `gpunodes reset` all control planes, which destroys the cluster",
+            "start it, or remove it from the group control_plane if it has none" if silent else START_API,
         )
         found.append(PreflightFinding(name, "cluster", problem))
     return found

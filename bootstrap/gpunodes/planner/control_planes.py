@@ -11,6 +11,8 @@ from gpunodes.planner import tables
 from gpunodes.planner.candidates import ClusterRequirements, ControlPlanes, Growth, MachineFacts
 
 CHECK = "control_plane"
+START_API = "start its API; or `gpunodes reset` all control planes, which destroys the cluster"
+"""The remedy for a control plane whose cluster does not respond, where a new one would be created."""
 _ELECTING = ("controllerManager", "scheduler")
 _LOSSES = {2: "none", 4: "one, as with 3", 6: "two, as with 5"}
 """What an even number of members may lose. Source: etcd.io, FAQ, "Why an odd number of cluster members?"."""
@@ -68,7 +70,7 @@ def _unknown_cluster(controls: Sequence[MachineFacts], requirements: ClusterRequ
             problem = Problem(
                 "it is a control plane of a cluster that does not respond",
                 "a cluster that responds, or none on any control plane",
-                "start its API; or `gpunodes reset` all control planes, which destroys the cluster",
+                START_API,
             )
             yield PreflightFinding(each.name, CHECK, problem)
 

@@ -530,23 +530,47 @@ def test_selinux_is_read(
     assert virtual_address.is_confined() is confined
 
 
-def test_the_keepalived_of_gpunodes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its configuration goes last: an interrupted run is continued. One of an administrator stays."""
-    config, done = tmp_path / "keepalived.conf", list[list[str]]()
-    monkeypatch.setattr(virtual_address, "CONFIG", str(config))
-    monkeypatch.setattr(virtual_address, "must", lambda argv: done.append([*argv, str(config.exists())]))
-    assert virtual_address.give_up(check=False).actions == []
-    config.write_text("vrrp_instance mine {\n}\n")
-    assert virtual_address.give_up(check=False).actions == []
+@pytest.fixture
+def keepalived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration of a keepalived of gpunodes."""
     settings = planner_endpoint.EndpointSettings(vip="10.0.0.10")
     made = planner_endpoint.keepalived(settings, "eth0", "10.0.0.11", [], "", first=False)
     [text] = [each.content for each in made.files if each.path == planner_endpoint.CONFIG]
+    config = tmp_path / "keepalived.conf"
     config.write_text(text)
-    monkeypatch.setattr(virtual_address, "answers", lambda *_: [])
+    monkeypatch.setattr(virtual_address, "CONFIG", str(config))
+    monkeypatch.setattr(virtual_address, "_PAUSE_S", 0)
+    return config
+
+
+def leads(monkeypatch: pytest.MonkeyPatch, *resolved: str, error: str = "") -> list[str]:
+    """Let every endpoint lead to these addresses; returns what systemctl does."""
+    done = list[str]()
+    monkeypatch.setattr(endpoints, "read", lambda listed: [{"resolved": [*resolved], "error": error} for _ in listed])
+    monkeypatch.setattr(virtual_address, "must", lambda argv: done.append(argv[1]))
+    return done
+
+
+def test_the_keepalived_of_gpunodes_is_given_up(keepalived: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = leads(monkeypatch, "10.0.0.5")
     assert (virtual_address.read("10.0.0.20") or {})["others"] == ["10.0.0.10"]
     assert (virtual_address.read("10.0.0.10") or {})["others"] == []
-    would = virtual_address.give_up(check=True)
-    assert (len(would.actions), config.exists(), done) == (2, True, [])
-    assert virtual_address.give_up(check=False).actions == would.actions
-    assert done == [["systemctl", "disable", "--now", "keepalived", "True"]]
-    assert virtual_address.give_up(check=False).actions == []
+    would = virtual_address.give_up("api.example:6443", check=True)
+    assert (len(would.actions), keepalived.exists(), done) == (2, True, [])
+    assert virtual_address.give_up("api.example:6443", check=False).actions == would.actions
+    assert (keepalived.exists(), done) == (False, ["stop", "disable"])
+    assert virtual_address.give_up("api.example:6443", check=False).actions == []
+    keepalived.write_text("vrrp_instance of_an_administrator {\n}\n")
+    assert virtual_address.give_up("api.example:6443", check=False).actions == []
+
+
+def test_a_virtual_address_behind_the_new_endpoint_stays(keepalived: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name leads to it, or a load balancer does, which shows only when the address is gone."""
+    done = leads(monkeypatch, "10.0.0.10")
+    with pytest.raises(MachineProblem, match=r"leads to the virtual address 10\.0\.0\.10 of keepalived"):
+        virtual_address.give_up("api.example:6443", check=False)
+    assert done == []
+    done = leads(monkeypatch, "10.0.0.5", error="timed out")
+    with pytest.raises(MachineProblem, match=r"without that: timed out"):
+        virtual_address.give_up("api.example:6443", check=False)
+    assert (keepalived.exists(), done) == (True, ["stop", "start"])

@@ -123,6 +123,10 @@ def test_all_machines_together_leave_a_virtual_address(cluster: dict[str, Any]) 
     cluster["cluster"]["nodes"] = NODES[:2]
     assert run(cluster, "api.example").return_value == 0
     assert cluster["carried"][0][1]["wiring_moving"] == ["control-1", "worker-1"]
+    # Its kubelet has not registered it again yet, and uses the earlier endpoint.
+    cluster["facts"]["spare"]["kubernetes"]["role"] = "worker"
+    run(cluster, "api.example")
+    assert cluster["carried"][1][1]["wiring_moving"] == []
 
 
 @pytest.mark.parametrize(

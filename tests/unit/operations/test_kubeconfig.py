@@ -327,36 +327,33 @@ def test_leftovers_of_a_killed_command_are_deleted_at_the_next_start() -> None:
     assert [path for path in leftovers if path.exists()] == []
 
 
+TWO = "control_plane: {hosts: {c1: , c2: }}\nworkers: {hosts: {w1: }}\n"
+"""A cluster of two control planes: after a restore of etcd, one of them is reset, to join again."""
+
+
 @pytest.mark.parametrize(
-    ("words", "is_forgotten"),
-    [((), True), (("--dry-run",), False), (("--skip-phase", "reset"), False), (("--from-phase", "reset"), True)],
+    ("hosts", "words", "is_forgotten"),
+    [
+        ("control_plane: {hosts: {c1: }}\n", ("c1",), True),
+        ("control_plane: {hosts: {c1: }}\n", ("c1", "--dry-run"), False),
+        ("control_plane: {hosts: {c1: }}\n", ("c1", "--skip-phase", "reset"), False),
+        ("control_plane: {hosts: {c1: }}\n", ("c1", "--from-phase", "reset"), True),
+        (TWO, ("c1",), False),
+        (TWO, ("w1", "c1"), False),
+        (TWO, ("c1", "c2"), True),
+    ],
 )
 def test_a_reset_that_removes_no_cluster_keeps_its_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_forgotten: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: str, words: tuple[str, ...], is_forgotten: bool
 ) -> None:
     path, forgotten = tmp_path / "hosts.yml", list[kubeconfig.Merged]()
-    path.write_text("control_plane: {hosts: {c1: }}\n")
-    merged = kubeconfig.Merged(tmp_path / "config", {"gpunodes-c1"}, {"gpunodes-c1"}, {"gpunodes-c1"})
-    monkeypatch.setattr(common, "execute_confirmed", lambda *_, **__: ExitCode.DONE)
-    monkeypatch.setattr(kubeconfig, "find_merged", lambda _: merged)
-    monkeypatch.setattr(kubeconfig, "forget", forgotten.append)
-    reset.command.main(["c1", "--yes", "-i", str(path), *words], standalone_mode=False)
-    assert forgotten == ([merged] if is_forgotten else [])
-
-
-@pytest.mark.parametrize(("words", "is_forgotten"), [(("c1",), False), (("w1", "c1"), False), (("c1", "c2"), True)])
-def test_a_reset_of_one_control_plane_of_two_keeps_the_context(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], is_forgotten: bool
-) -> None:
-    """After a restore of etcd, one of the others is reset, to join again."""
-    path, forgotten = tmp_path / "hosts.yml", list[kubeconfig.Merged]()
-    path.write_text("control_plane: {hosts: {c1: , c2: }}\nworkers: {hosts: {w1: }}\n")
+    path.write_text(hosts)
     merged = kubeconfig.Merged(tmp_path / "config", {"gpunodes-c1"}, {"gpunodes-c1"}, {"gpunodes-c1"})
     monkeypatch.setattr(common, "execute_confirmed", lambda *_, **__: ExitCode.DONE)
     monkeypatch.setattr(kubeconfig, "find_merged", lambda _: merged)
     monkeypatch.setattr(kubeconfig, "forget", forgotten.append)
     reset.command.main([*words, "--yes", "-i", str(path)], standalone_mode=False)
-    assert bool(forgotten) == is_forgotten
+    assert forgotten == ([merged] if is_forgotten else [])
 
 
 def test_a_context_that_cannot_be_removed_fails_no_reset(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from . import disk
 from .problem import MachineProblem
 
 MOUNTS = "/proc/self/mounts"
-_TYPES = ("nfs", "nfs4")
 _OF_PODS = re.compile(r"/pods/[^/]+/(volumes/kubernetes\.io~nfs|volume-subpaths)/gpunodes-")
 _POLL_S = 2.0
 
@@ -37,20 +36,25 @@ def mounted(mounts: str, shares: Iterable[str]) -> list[tuple[str, str]]:
     A share counts by the name that was mounted, and by the server's address, which is among the options.
     """
     wanted, found = list(shares), []
-    for row in (line.split(" ") for line in mounts.splitlines()):
-        if len(row) > 3 and row[2] in _TYPES:  # noqa: PLR2004 - source, mount point, type and options
-            address = re.search(r"(?:^|,)addr=([^,]+)", row[3])
-            names = [row[0], f"{address[1]}:/{row[0].partition(':/')[2]}"] if address else row[:1]
+    for source, point, *more in _of_nfs(mounts):
+        if more:
+            address = re.search(r"(?:^|,)addr=([^,]+)", more[0])
+            names = [source, f"{address[1]}:/{source.partition(':/')[2]}"] if address else [source]
             if any(_is_in(name, share) for name in names for share in wanted):
-                found.append((row[0], row[1]))
+                found.append((source, point))
     return found
 
 
 def of_others(mounts: str) -> list[str]:
     """The mount points of NFS in /proc/mounts or /etc/fstab (fstab(5)), without those of gpunodes' volumes for pods."""
-    rows = [line.split() for line in mounts.splitlines() if not line.lstrip().startswith("#")]
-    points = [row[1] for row in rows if len(row) > 2 and row[2] in _TYPES]  # noqa: PLR2004 - source, point and type
-    return [point for point in points if not _OF_PODS.search(point)]
+    return [point for _, point, *_ in _of_nfs(mounts) if not _OF_PODS.search(point)]
+
+
+def _of_nfs(mounts: str) -> Iterator[list[str]]:
+    """Source, mount point and, if there are any, options and more of each mount of NFS."""
+    for source, *more in (line.split() for line in mounts.splitlines() if line.strip()):
+        if not source.startswith("#") and more[1:2] in (["nfs"], ["nfs4"]):
+            yield [source, more[0], *more[2:]]
 
 
 def _is_in(source: str, share: str) -> bool:

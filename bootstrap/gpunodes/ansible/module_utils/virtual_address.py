@@ -7,9 +7,10 @@ import re
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from . import addresses, disk, network
+from . import addresses, disk, endpoints, network
 from .host.changes import Changes
 from .host.converge import converge
 from .host.spec import Spec
@@ -32,6 +33,8 @@ _FRAME = struct.Struct("!6s6sH HHBBH 6s4s6s4s")
 """An Ethernet frame with an ARP packet for IPv4 (RFC 826)."""
 _PROBES, _PROBE_S = 2, 0.5
 _POLL_S = 0.5
+_TRIES, _PAUSE_S = 6, 5.0
+"""How often the endpoint is asked after keepalived was stopped: a load balancer notices the end of a server later."""
 
 
 def read(address: str) -> dict[str, Any] | None:
@@ -152,18 +155,47 @@ def keep(spec: Spec, address: str, settle_s: float, limit_s: float, *, here: boo
     return changes
 
 
-def give_up(check: bool) -> Report:
-    """Stop the keepalived of gpunodes and remove its configuration; a reset removes the rest."""
-    report = Report()
-    if not (disk.read(CONFIG) or "").startswith(MARK):
+def give_up(endpoint: str, check: bool) -> Report:
+    """Stop the keepalived of gpunodes and remove its configuration, if ``endpoint``, HOST:PORT, works without it.
+
+    A reset removes the rest. Raises MachineProblem, and leaves keepalived running, if the endpoint leads to its
+    address: others need not show it, such as a load balancer, so the endpoint is asked when the address is gone.
+    """
+    report, config = Report(), disk.read(CONFIG) or ""
+    if not config.startswith(MARK):
         return report
+    own = _ADDRESS.findall(config)
+    if {*own} & {*endpoints.read([endpoint])[0]["resolved"]}:
+        raise _needed(endpoint, own, "it resolves to that")
     report.add(f"stop {_SERVICE}", Difference(f"service {_SERVICE}", {"enabled": True}, {"enabled": False}))
     report.add(f"remove {CONFIG}", *of_file(CONFIG, None))
     if not check:
+        must(["systemctl", "stop", _SERVICE])
+        if error := _error(endpoint):
+            must(["systemctl", "start", _SERVICE])
+            raise _needed(endpoint, own, f"without that: {error}")
         # While the file is there, a run that was interrupted is continued.
-        must(["systemctl", "disable", "--now", _SERVICE])
+        must(["systemctl", "disable", _SERVICE])
         disk.remove(CONFIG)
     return report
+
+
+def _needed(endpoint: str, own: Sequence[str], why: str) -> MachineProblem:
+    return MachineProblem(
+        f"{endpoint} leads to the virtual address {', '.join(own)} of keepalived ({why})",
+        "an endpoint that leads to the control planes' own addresses",
+        "correct what the name or the load balancer leads to, then run the same command again; or request the virtual "
+        "address again by gpunodes_control_plane_vip",
+    )
+
+
+def _error(endpoint: str) -> str:
+    """Why the endpoint does not respond, "" as soon as it does."""
+    for attempt in range(_TRIES):
+        time.sleep(_PAUSE_S if attempt else 0)
+        if not (error := str(endpoints.read([endpoint])[0]["error"])):
+            return ""
+    return error
 
 
 def _has_owner(address: str) -> bool:

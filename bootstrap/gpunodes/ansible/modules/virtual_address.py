@@ -13,7 +13,8 @@ description:
   - Brings keepalived into its desired state, as the module C(host) does, and waits until a machine has the address.
   - After a restart it waits until this machine may take the address over again, so that machines can be changed one
     after the other without losing the address.
-  - With C(state=absent) it stops the keepalived of gpunodes and removes its configuration.
+  - With C(state=absent) it stops the keepalived of gpunodes and removes its configuration. It fails, and leaves that
+    running, if the endpoint does not work without it.
 options:
   state:
     description: Whether the machine is to have keepalived.
@@ -25,6 +26,9 @@ options:
     type: dict
   address:
     description: The virtual address; required with C(state=present).
+    type: str
+  endpoint:
+    description: HOST:PORT of the cluster's endpoint; required with C(state=absent).
     type: str
   settle:
     description: Seconds after a restart until the machine may take the address over again.
@@ -98,19 +102,20 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "wanted": {"type": "dict"},
             "address": {"type": "str"},
+            "endpoint": {"type": "str"},
             "settle": {"type": "int", "default": 0},
             "here": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 0},
             "proxy_credentials": {"type": "dict", "no_log": True},
         },
-        required_if=[("state", "present", ("wanted", "address"))],
+        required_if=[("state", "present", ("wanted", "address")), ("state", "absent", ("endpoint",))],
         supports_check_mode=True,
     )
 
     def work() -> dict[str, object]:
         given = module.params
         if given["state"] == "absent":
-            return virtual_address.give_up(module.check_mode).result()
+            return virtual_address.give_up(given["endpoint"], module.check_mode).result()
         changes = virtual_address.keep(
             spec_from(given["wanted"], given["proxy_credentials"]),
             given["address"],

@@ -53,7 +53,7 @@ def check_leaving(inventory: Inventory, machines: Sequence[Machine]) -> None:
     """Raise WrongInput for a machine of the group ``storage`` whose removal takes shares from nodes that stay."""
     if not (shares := shares_lost(inventory, machines)):
         return
-    name = next(each.name for each in inventory.machines(Role.STORAGE) if each.name in {m.name for m in machines})
+    [name, *_] = _serving(inventory, machines)
     raise WrongInput(
         f"{name} serves {', '.join(shares)} to nodes that stay",
         "a machine that serves no shared storage: processes that use it would hang",
@@ -83,9 +83,14 @@ def still_exported(inventory: Inventory, result: RunResult) -> list[PreflightFin
 def shares_lost(inventory: Inventory, machines: Sequence[Machine]) -> Sequence[str]:
     """The shares that nodes lose which stay while these machines are away."""
     away = {machine.name for machine in machines}
-    serving = any(each.name in away for each in inventory.machines(Role.STORAGE))
     staying = any(each.name not in away for each in inventory.machines(Role.CONTROL_PLANE, Role.WORKER))
-    return _own(inventory) if serving and staying else []
+    return _own(inventory) if staying and _serving(inventory, machines) else []
+
+
+def _serving(inventory: Inventory, machines: Sequence[Machine]) -> list[str]:
+    """Those of these machines that are in the group ``storage``."""
+    names = {machine.name for machine in machines}
+    return [each.name for each in inventory.machines(Role.STORAGE) if each.name in names]
 
 
 def servers(inventory: Inventory) -> set[str]:
