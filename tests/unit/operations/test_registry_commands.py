@@ -138,11 +138,13 @@ class Runs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Any] = []
         self.outcome = Outcome.CHANGED
+        self.interrupted = False
         monkeypatch.setattr(commands, "carry_out", self.carry_out)
 
     def carry_out(self, operation: Any, _: Any, machines: Any, __: Any, options: Any) -> RunResult:
         self.seen.append((operation.name, [each.name for each in machines], options.variables["wiring_given_registry"]))
-        return RunResult(operation.name, [MachineResult(each.name, self.outcome) for each in machines])
+        results = [MachineResult(each.name, self.outcome) for each in machines]
+        return RunResult(operation.name, results, interrupted=self.interrupted)
 
 
 @pytest.fixture
@@ -226,6 +228,33 @@ def test_a_new_password_replaces_the_pod_and_the_logins_of_namespaces(
     assert password_in(cluster, "team") == password_in(cluster, "web") == new["password"]
     document = json.loads(gpunodes(capsys, "up", "--json")[1])
     assert (document["password"], document["changed"], document["logins"]) == ("", [], [])
+
+
+@pytest.mark.parametrize("end", ["refused", "interrupted"])
+def test_the_old_password_stays_until_the_nodes_are_done(
+    cluster: Cluster, runs: Runs, end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The registry reads a new one within a minute, and refuses the logins of all namespaces from then on."""
+    gpunodes(capsys, "up")
+    before = secret(cluster)
+
+    def refuse(*_: Any) -> None:
+        raise GpunodesError("another command works on w1")
+
+    if end == "refused":
+        monkeypatch.setattr(commands, "carry_out", refuse)
+    runs.interrupted = True
+    code, out, _ = gpunodes(capsys, "up", "--new-password")
+    assert code == (ExitCode.FAILED if end == "refused" else ExitCode.INTERRUPTED)
+    assert secret(cluster) == before
+    assert "password:" not in out
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_registry_that_is_new_gets_one_password(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    out = gpunodes(capsys, "up", "--new-password")[1]
+    assert out.count("password:") == 1
+    assert f"password: {secret(cluster)['password']}" in out
 
 
 @pytest.mark.usefixtures("runs")

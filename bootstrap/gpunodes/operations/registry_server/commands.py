@@ -97,7 +97,7 @@ def up(
 ) -> tuple[Started, RunResult]:
     """Make the registry, let all nodes trust it, and wait until it is ready; all logins of namespaces stay valid.
 
-    ``shown`` gets what was made, with a new password, before anything else can fail. Raises WrongInput for settings
+    ``shown`` gets what was made with each new password, before anything else can fail. Raises WrongInput for settings
     that the cluster contradicts, before anything is changed, and GpunodesError if it does not become ready.
     """
     request = request_of(inventory)
@@ -112,7 +112,7 @@ def up(
         before = api.folder() if api.has_namespace() else ""
         if before and before != request.folder:
             report("", f"warning: the images so far stay in {before}; it serves those in {request.folder} from now on")
-        prepared = prepare(api, request, dry_run=options.dry_run, new_password=new_password)
+        prepared = prepare(api, request, dry_run=options.dry_run)
     started = prepared.started
     shown(started)
     trusted = {"address": request.address, "ca": prepared.material.ca}
@@ -120,14 +120,21 @@ def up(
     ended = carry_out(UP, inventory, nodes, view, replace(options, variables={"wiring_given_registry": trusted}))
     if ended.interrupted:
         return started, ended
+    changed = list(started.changed)
     with control_planes.connected(inventory, RegistryServer) as api:
-        changed = deploy(api, request, prepared, dry_run=options.dry_run)
+        if new_password and not started.password:
+            # Not earlier: the registry reads it within a minute, and then refuses all logins that have the old one.
+            prepared = prepare(api, request, dry_run=options.dry_run, new_password=True)
+            started = prepared.started
+            shown(started)
+            changed += started.changed
+        changed += deploy(api, request, prepared, dry_run=options.dry_run)
         # Also without a new password: a command that was interrupted may have made one.
         renewed = logins.renew(api, request.address, prepared.material, dry_run=options.dry_run)
         if not options.dry_run:
             report("", "waiting until the registry is ready")
             wait(api, _READY_S, report)
-    return replace(started, changed=[*started.changed, *changed], logins=renewed), ended
+    return replace(started, changed=list(dict.fromkeys(changed)), logins=renewed), ended
 
 
 def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new_password: bool = False) -> Prepared:
