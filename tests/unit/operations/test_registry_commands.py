@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import json
 import re
 import time
@@ -22,7 +23,7 @@ from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.model import MachineResult, Outcome, RunResult
-from gpunodes.operations.registry_server import commands, verify
+from gpunodes.operations.registry_server import commands, material, verify
 from gpunodes.planner import registry, storage
 
 from tests.hostile import ATTACKS, CANARY, unprintable
@@ -449,6 +450,23 @@ def test_status_shows_who_may_pull_and_reads_no_secret(cluster: Cluster, capsys:
     assert "it has no pod yet" in out
 
 
+@pytest.mark.usefixtures("cluster", "runs")
+@pytest.mark.parametrize(("left", "code"), [(29, ExitCode.DONE), (-1, ExitCode.FAILED)])
+def test_status_asks_for_a_new_certificate_in_time(
+    left: int, code: ExitCode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=365 - left)
+    with monkeypatch.context() as patch:
+        patch.setattr(material, "_now", lambda: made)
+        gpunodes(capsys, "up")
+    ended, out, _ = gpunodes(capsys, "status")
+    assert (ended, "run `gpunodes registry up` again" in out) == (code, True)
+    assert ("its certificate ended 20" in out) == (left < 0)
+    gpunodes(capsys, "up")
+    ended, out, _ = gpunodes(capsys, "status")
+    assert (ended, "registry up" in out) == (ExitCode.DONE, False)
+
+
 def test_down_removes_logins_trust_and_objects_and_says_where_the_images_are(
     cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -645,8 +663,6 @@ def test_a_secret_of_another_command_is_noticed(cluster: Cluster, monkeypatch: p
 
     def overtaken(self: RegistryServer, wanted: Any, *, dry_run: bool = False) -> str:
         if wanted["kind"] == "Secret":
-            from gpunodes.operations.registry_server import material
-
             wanted = registry.secret(material.made(request.host).data)
         return apply(self, wanted, dry_run=dry_run)
 

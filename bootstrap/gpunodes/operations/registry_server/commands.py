@@ -24,7 +24,7 @@ from gpunodes.operations.run import Operation, RunOptions, carry_out
 from gpunodes.operations.storage import commands as storage_commands
 from gpunodes.operations.storage.objects import Objects
 from gpunodes.operations.tracker import RunView
-from gpunodes.planner import registry, storage
+from gpunodes.planner import certificates, registry, storage
 from gpunodes.planner.registry import NAME, NAMESPACE, Request
 
 UP = Operation(name="registry up", playbook="registry_up.yml", phases=(phases.REGISTRY_TRUST,), needs_cluster=True)
@@ -231,7 +231,11 @@ def status_of(api: RegistryServer) -> Status:
         )
     found = api.deployment()
     containers = (((found or {}).get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or [{}]
-    problem = api.why_not_ready(found) if found else "it has no Deployment; run `gpunodes registry up` again"
+    if read[1] <= time.time():
+        # Its pod is ready all the same: the kubelet's probes accept any certificate.
+        problem = f"its certificate ended {certificates.shown(read[1])}; run `gpunodes registry up` again"
+    else:
+        problem = api.why_not_ready(found) if found else "it has no Deployment; run `gpunodes registry up` again"
     return Status(
         public.address,
         registry.USER,
