@@ -174,7 +174,7 @@ def test_a_new_password_gets_into_recorded_logins_only(api: RegistryServer, serv
             cluster.login("own", REQUEST.address, "x", "y")
         with pytest.raises(Refused):
             cluster.renew(gone, new.user, new.password)
-    logins.forget(api, REQUEST.address)
+    logins.forget(api)
     assert {api.recorded(each) for each in ("forged", "immutable")} == {""}
     for login in cluster.logins():
         if login.namespace in {"forged", "immutable"}:

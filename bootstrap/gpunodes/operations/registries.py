@@ -80,9 +80,10 @@ def logout(inventory: Inventory, server: str, namespaces: Sequence[str] = ()) ->
 
 def logged_out(cluster: Registries, server: str, namespaces: Sequence[str] = ()) -> list[Login]:
     """The same with a session."""
-    found = [
-        each for each in cluster.logins() if each.server == server and (not namespaces or each.namespace in namespaces)
-    ]
+    if namespaces:
+        found = [login for each in dict.fromkeys(namespaces) if (login := cluster.login_at(server, each))]
+    else:
+        found = [each for each in cluster.logins() if each.server == server]
     if not found:
         where = f" in {', '.join(namespaces)}" if namespaces else ""
         raise WrongInput(

@@ -62,6 +62,9 @@ class Cluster(Registries):
     def login(self, namespace: str, server: str, user: str, password: str) -> None:
         self.given.append((namespace, server, user, password))
 
+    def login_at(self, server: str, namespace: str) -> Login | None:
+        return next((each for each in self.logins() if (each.server, each.namespace) == (server, namespace)), None)
+
     def logins(self) -> list[Login]:
         return [Login(each[0], secret_name(each[1]), each[1], each[2], True) for each in self.given]
 

@@ -64,7 +64,8 @@ class Cluster(Session):
             return Response(200 if gone else 404, {}, "", time.time())
         if plain in self.objects:
             return Response(200, self.objects[plain], "", time.time())
-        if re.search(r"/(pods|nodes|secrets|serviceaccounts|persistentvolumes|persistentvolumeclaims|events)$", plain):
+        kinds = "pods|nodes|secrets|configmaps|serviceaccounts|persistentvolumes|persistentvolumeclaims|events"
+        if re.search(rf"/({kinds})$", plain):
             # Of all namespaces, or of one.
             kind = plain.rsplit("/", 1)[1]
             found = [
@@ -80,6 +81,8 @@ class Cluster(Session):
                     for each in found
                     if all((each["metadata"].get("labels") or {}).get(key) == value for key, value in pairs)
                 ]
+            if name := re.search(r"fieldSelector=metadata\.name=([^&]*)", unquote(query)):
+                found = [each for each in found if each["metadata"]["name"] == name[1]]
             return Response(200, {"items": found}, "", time.time())
         return Response(404, None, "not found", time.time())
 
@@ -307,6 +310,40 @@ def test_a_secret_that_a_team_made_gets_no_new_password(cluster: Cluster, capsys
     assert password_in(cluster, "team") == secret(cluster)["password"] != old
     gpunodes(capsys, "up", "--new-password")
     assert password_in(cluster, "team") == secret(cluster)["password"]
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("named", [True, False])
+def test_a_logout_does_not_need_the_label_of_the_secret(
+    cluster: Cluster, named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Users of a namespace may take it away, and bring it back after the logout."""
+    gpunodes(capsys, "up")
+    for each in ("team", "web"):
+        cluster.account(each)
+        gpunodes(capsys, "login", ADDRESS, "--namespace", each)
+    name = secret_name(ADDRESS)
+    stored = cluster.objects[f"/api/v1/namespaces/team/secrets/{name}"]
+    labels = stored["metadata"].pop("labels")
+    code, out, _ = gpunodes(capsys, "logout", ADDRESS, *(("--namespace", "team") if named else ()), "--json")
+    [gone] = json.loads(out)["removed"]
+    assert (code, gone["namespace"], gone["used"]) == (0, "team" if named else "web", True)
+    if named:
+        assert f"/api/v1/namespaces/team/secrets/{name}" not in cluster.objects
+        assert not cluster.objects["/api/v1/namespaces/team/serviceaccounts/default"]["imagePullSecrets"]
+    stored["metadata"]["labels"] = labels
+    cluster.objects[f"/api/v1/namespaces/team/secrets/{name}"] = stored
+    assert json.loads(gpunodes(capsys, "up", "--new-password", "--json")[1])["left"] == ["team"]
+    assert password_in(cluster, "team") != secret(cluster)["password"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_logout_deletes_no_secret_that_is_no_login(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.account("team")
+    at = f"/api/v1/namespaces/team/secrets/{secret_name('ghcr.io')}"
+    cluster._kept(at, {"metadata": {}, "type": "Opaque"}, dry_run=False)
+    assert gpunodes(capsys, "logout", "ghcr.io", "--namespace", "team")[0] == ExitCode.WRONG_INPUT
+    assert at in cluster.objects
 
 
 @pytest.mark.usefixtures("runs")

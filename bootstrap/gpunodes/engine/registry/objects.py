@@ -103,6 +103,14 @@ class RegistryServer(Workloads):
         found = self._own("ConfigMap", registry.record_name(namespace))
         return "" if found is None or shape.wrong(found, _RECORD) else str(found["data"]["uid"])
 
+    def recorded_namespaces(self) -> list[str]:
+        """The namespaces that have such a record."""
+        labels = quote(",".join(f"{key}={value}" for key, value in registry.LABELS.items()))
+        found = self._list(f"{_PATHS['ConfigMap']}?labelSelector={labels}", ("metadata.name",))
+        first = registry.record_name("")
+        names = [str(each["metadata"]["name"]) for each in found]
+        return [each.removeprefix(first) for each in names if each.startswith(first)]
+
     def forget(self, namespace: str) -> None:
         """Delete the record of a login; one that is gone is no error."""
         name = registry.record_name(namespace)
