@@ -691,6 +691,26 @@ def test_what_was_published_is_repaired(cluster: Cluster, runs: Runs, capsys: py
     assert gpunodes(capsys, "status")[0] == ExitCode.DONE
 
 
+def test_a_password_that_another_command_made_meanwhile_is_not_undone(
+    cluster: Cluster, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpunodes(capsys, "up")
+    cluster.account("team")
+    gpunodes(capsys, "login", ADDRESS, "--namespace", "team")
+    old = secret(cluster)["password"]
+
+    def overtaken(*given: Any) -> RunResult:
+        with monkeypatch.context() as patch:
+            patch.setattr(commands, "carry_out", runs.carry_out)
+            assert gpunodes(capsys, "up", "--new-password")[0] == 0
+        return runs.carry_out(*given)
+
+    monkeypatch.setattr(commands, "carry_out", overtaken)
+    code, _, err = gpunodes(capsys, "up")
+    assert (code, "another command makes the registry" in err) == (ExitCode.FAILED, True)
+    assert password_in(cluster, "team") == secret(cluster)["password"] != old
+
+
 def test_a_secret_of_another_command_is_noticed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     api = RegistryServer(cluster)
     from gpunodes.inventory import Inventory

@@ -164,12 +164,8 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new
         published = registry.public(request.address, now.ca, now.certificate)
         for each in (registry.service(request), *own, *request.volumes):
             changed.append(api.apply(each, dry_run=dry_run))
-        if not dry_run and credentials(api) != now:
-            raise GpunodesError(
-                "another command makes the registry at this moment",
-                "one command at a time",
-                "run the same command again",
-            )
+        if not dry_run:
+            _check_current(api, now)
         changed.append(api.apply(published, dry_run=dry_run))
     password = "" if dry_run or (before and before.password == now.password) else now.password
     started = Started(
@@ -186,11 +182,23 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new
 
 
 def deploy(api: RegistryServer, request: Request, prepared: Prepared, *, dry_run: bool = False) -> list[str]:
-    """Start the registry, or replace its pod if its certificate, login or configuration changed."""
+    """Start the registry, or replace its pod if its certificate, login or configuration changed.
+
+    Raises GpunodesError if another command has changed the Secret since: logins would get an old password.
+    """
     wanted = registry.deployment(request, prepared.material.certificate, prepared.material.htpasswd)
     if dry_run and not api.has_namespace():
         return [f"Deployment {NAME}"]
+    if not dry_run:
+        _check_current(api, prepared.material)
     return [each for each in [api.apply(wanted, dry_run=dry_run)] if each]
+
+
+def _check_current(api: RegistryServer, made: Material) -> None:
+    if credentials(api) != made:
+        raise GpunodesError(
+            "another command makes the registry at this moment", "one command at a time", "run the same command again"
+        )
 
 
 def wait(api: RegistryServer, limit_s: float, report: Report) -> None:
