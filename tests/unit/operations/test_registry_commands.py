@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import bcrypt
 import pytest
-from gpunodes.cli import main
+from gpunodes.cli import main, terminal
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.registries import Registries, secret_name
@@ -369,7 +369,8 @@ def test_a_logout_says_that_the_password_of_this_registry_stays_valid(
     cluster.account("team")
     for server in ("ghcr.io", "10.0.0.1:5000"):
         Registries(cluster).login("team", server, "robot", "x")
-        assert "still" not in gpunodes(capsys, "logout", server)[2]
+        err = " ".join(gpunodes(capsys, "logout", server)[2].split())
+        assert ("run until a container restarts" in err, "still" in err) == (True, False)
     gpunodes(capsys, "login", ADDRESS, "--namespace", "team")
     code, out, err = gpunodes(capsys, "logout", ADDRESS, "--json")
     assert (code, [each["namespace"] for each in json.loads(out)["removed"]]) == (0, ["team"])
@@ -511,7 +512,11 @@ def test_down_removes_logins_trust_and_objects_and_says_where_the_images_are(
     cluster.account("team")
     Registries(cluster).login("team", ADDRESS, "gpunodes", "x")
     before = [each for each in cluster.objects if each.startswith("/api/v1/persistentvolumes/gpunodes-images.default")]
-    code, out, _ = gpunodes(capsys, "down", "--yes", "--dry-run")
+    asked: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "confirm", lambda what, *, yes: asked.append(f"{yes} {what}"))
+        code, out, _ = gpunodes(capsys, "down", "--yes", "--dry-run")
+    assert "run until a container restarts" in asked[0]
     assert NAMESPACE in cluster.objects
     assert code == 0
     code, out, _ = gpunodes(capsys, "down", "--yes")

@@ -277,7 +277,10 @@ def down(
             return [], "", None
         address = api.address() if exists else ""
         folder = api.folder() if exists else ""
-        confirm(f"nodes can no longer pull from the registry; its images stay{f' in {folder}' if folder else ''}")
+        confirm(
+            "nodes can no longer pull from the registry, and pods with its images run until a container restarts "
+            f"(Kubernetes 1.35 and later); the images stay{f' in {folder}' if folder else ''}"
+        )
         removed = [] if options.dry_run else _stopped(api, address, report)
     ended = None
     if address:
