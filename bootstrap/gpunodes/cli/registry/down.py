@@ -36,6 +36,6 @@ def command(yes: bool, flags: common.CommonOptions) -> int:
         terminal.echo(view_of.dump_removed(removed, folder, ended))
         return int(ended.exit_code if ended else ExitCode.DONE)
     code = common.show(ended, as_json=False) if ended else int(ExitCode.DONE)
-    if not flags.options.dry_run:
+    if code == ExitCode.DONE and not flags.options.dry_run:
         terminal.report(view_of.removed(removed, folder))
     return code

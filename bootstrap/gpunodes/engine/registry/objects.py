@@ -83,8 +83,9 @@ class RegistryServer(Workloads):
         return f"{service['spec']['clusterIP']}:{registry.PORT}"
 
     def folder(self) -> str:
-        """SERVER:PATH of the images that it serves, "" if that is unknown."""
-        notes = ((self.deployment() or {}).get("metadata") or {}).get("annotations") or {}
+        """SERVER:PATH of the images that it serves, or served until it was stopped; "" if that is unknown."""
+        found = self.deployment() or self._own("ConfigMap", NAME) or {}
+        notes = (found.get("metadata") or {}).get("annotations") or {}
         return line(notes.get(registry.SHARE_NOTE, ""))
 
     def secret(self) -> dict[str, str] | None:

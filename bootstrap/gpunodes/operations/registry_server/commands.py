@@ -161,7 +161,7 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new
         changed += [f"{each['kind']} {(each.get('metadata') or {}).get('name', NAME)}" for each in objects]
     else:
         own = [registry.secret(now.data)] if now != before else []
-        published = registry.public(request.address, now.ca, now.certificate)
+        published = registry.public(request, now.ca, now.certificate)
         for each in (registry.service(request), *own, *request.volumes):
             changed.append(api.apply(each, dry_run=dry_run))
         if not dry_run:
