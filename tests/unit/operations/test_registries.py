@@ -115,6 +115,17 @@ def test_a_password_of_standard_input_is_stored_and_not_shown(cluster: Cluster, 
     assert not [each for each in tmp_path.rglob("*") if each.is_file() and PASSWORD in each.read_text(errors="replace")]
 
 
+@pytest.mark.parametrize(("server", "warned"), [("docker.io", True), ("docker.io/team", True), ("ghcr.io", False)])
+def test_a_mirror_that_may_get_the_password_is_named(
+    cluster: Cluster, server: str, warned: bool, tmp_path: Path
+) -> None:
+    mirrors = "all: {vars: {own: {docker.io: https://mirror.example}, gpunodes_image_mirrors: '{{ own }}'}}\n"
+    (tmp_path / "inventory/hosts.yml").write_text(f"control_plane: {{hosts: {{control-1: {{}}}}}}\n{mirrors}")
+    done = run(["login", server, "--user", "robot", "--password-stdin"], PASSWORD)
+    assert ("warning: gpunodes_image_mirrors has a mirror of docker.io" in done.stderr) == warned
+    assert len(cluster.given) == 1
+
+
 def test_without_a_terminal_nothing_is_asked(cluster: Cluster) -> None:
     done = run(["login", "ghcr.io", "--user", "robot"], PASSWORD)
     assert isinstance(done.exception, WrongInput)

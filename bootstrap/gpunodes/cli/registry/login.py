@@ -43,6 +43,8 @@ def command(
     chosen = namespaces or ("default",)
     registries.check(server, chosen)
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    for each in registries.warnings(inventory, server):
+        terminal.progress(f"warning: {each}")
     own = None if user or password_stdin else own_login.stored(inventory, server)
     if not own and not sys.stdin.isatty() and not (user and password_stdin):
         raise WrongInput("no terminal asks for user and password", "both", "add --user NAME --password-stdin")
