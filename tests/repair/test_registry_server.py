@@ -348,8 +348,11 @@ def test_an_image_is_pushed_and_leaves_nothing(client: Client) -> None:
         assert client.digest_of(verify.IMAGES, tag, registry_image.MANIFEST) == ""
 
 
-def test_an_image_of_a_command_that_was_killed_is_deleted_by_the_next_one(client: Client) -> None:
+def test_an_image_of_a_command_that_was_killed_is_deleted_by_a_later_one(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert client.tags("never/pushed") == []
+    monkeypatch.setattr(verify, "_ENDED_S", -1.0)
     killed = verify.pushed(client, ["amd64"])
     killed.__enter__()
     [left] = client.tags(verify.IMAGES)

@@ -24,7 +24,7 @@ from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.model import MachineResult, Outcome, RunResult
 from gpunodes.operations.registry_server import commands, material, verify
-from gpunodes.planner import registry, storage
+from gpunodes.planner import registry, registry_image, storage
 
 from tests.hostile import ATTACKS, CANARY, unprintable
 
@@ -607,6 +607,53 @@ def test_each_node_must_run_exactly_what_was_pushed(cluster: Cluster, monkeypatc
     assert "ended with 1" in problems["crashed"]
     assert "ImagePullBackOff" in problems["stuck"]
     assert not [each for each in cluster.objects if "/pods/" in each]
+
+
+class Images:
+    """A client of the registry that keeps the digests of tags."""
+
+    def __init__(self, *tags: str) -> None:
+        self.digests = {each: f"digest of {each}" for each in tags}
+
+    def tags(self, _: str) -> list[str]:
+        return list(self.digests)
+
+    def push_blob(self, *_: Any) -> None:
+        pass
+
+    def push_manifest(self, _: str, tag: str, __: str, content: bytes) -> None:
+        self.digests[tag] = registry_image.digest(content)
+
+    def digest_of(self, _: str, tag: str, __: str) -> str:
+        return self.digests.get(tag, "")
+
+    def delete_manifest(self, _: str, digest: str) -> None:
+        self.digests = {tag: other for tag, other in self.digests.items() if other != digest}
+
+
+def test_two_verifications_at_once_leave_each_other_alone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a command has left that was killed goes."""
+    other, killed = (f"{time.time() - ago:.0f}-{'a' * 16}" for ago in (600, 86400))
+    images = Images(f"{other}-amd64", f"{killed}-amd64")
+    cluster.node("w1", "amd64")
+    cluster.account(registry.NAMESPACE)
+    cluster.pods["w1"] = lambda _: {"phase": "Pending"}
+    for each in (other, killed):
+        RegistryServer(cluster).start(registry.verifying_pod(f"verify-{each}-0", "w1", "x", "s"))
+    cluster.pods["w1"] = lambda pod: pulled(images.digests[pod["spec"]["containers"][0]["image"].rpartition(":")[2]])(0)
+
+    @contextlib.contextmanager
+    def reached(*_: Any) -> Iterator[Any]:
+        yield None, ADDRESS, images
+
+    monkeypatch.setattr(verify, "reached", reached)
+    monkeypatch.setattr(commands, "credentials", lambda _: material.made("10.96.0.15"))
+    code, out, err = gpunodes(capsys, "verify")
+    assert (code, "ran the image that was pushed" in out) == (0, True), err
+    assert list(images.digests) == [f"{other}-amd64"]
+    assert [at.rpartition("/")[2] for at in cluster.objects if "/pods/" in at] == [f"verify-{other}-0"]
 
 
 def test_only_ready_nodes_are_asked(cluster: Cluster) -> None:

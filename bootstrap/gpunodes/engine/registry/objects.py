@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -190,10 +190,10 @@ class RegistryServer(Workloads):
         """The verifying pods."""
         return self.labelled_pods(NAMESPACE, _VERIFYING)
 
-    def end_verifying(self) -> None:
-        """Delete all verifying pods, those of an interrupted command, too."""
-        for each in self.verifying():
-            self._delete(f"{_PATHS['Pod']}/{quote(each['metadata']['name'], safe='')}")
+    def end_verifying(self, names: Iterable[str]) -> None:
+        """Delete these verifying pods; one that is gone is no error."""
+        for each in names:
+            self._delete(f"{_PATHS['Pod']}/{quote(each, safe='')}")
 
     def stop(self) -> bool:
         """Delete the Deployment, and wait until its pod has ended; whether there was one."""
