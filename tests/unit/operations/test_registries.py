@@ -115,6 +115,15 @@ def test_a_password_of_standard_input_is_stored_and_not_shown(cluster: Cluster, 
     assert not [each for each in tmp_path.rglob("*") if each.is_file() and PASSWORD in each.read_text(errors="replace")]
 
 
+def test_a_password_that_is_no_text_is_refused_and_not_shown(cluster: Cluster) -> None:
+    words = ["registry", "login", "ghcr.io", "--user", "robot", "--password-stdin"]
+    done = CliRunner().invoke(root, words, input=b"hunter2\xff\n", standalone_mode=False)
+    assert isinstance(done.exception, WrongInput)
+    assert done.exception.__cause__ is None
+    assert "hunter2" not in done.output + str(done.exception)
+    assert not cluster.given
+
+
 @pytest.mark.parametrize(("server", "warned"), [("docker.io", True), ("docker.io/team", True), ("ghcr.io", False)])
 def test_a_mirror_that_may_get_the_password_is_named(
     cluster: Cluster, server: str, warned: bool, tmp_path: Path
