@@ -29,6 +29,7 @@ POD_LABELS = {**LABELS, "app.kubernetes.io/name": NAME}
 SHARE_NOTE = "gpunodes.dev/registry-share"
 """The annotation with SERVER:PATH of the folder that has the images: of the Deployment, and of what is published."""
 _CONTENT = "gpunodes.dev/registry-content"
+_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 # Which address of the range of Services. The API server gives out addresses by itself above the first 16 to 256 (a 16th
 # of the range), and uses these only when all others are taken: they are for fixed ones. The API has the 1st, the
 # cluster's DNS the 10th. Sources: kubernetes.io, "Service ClusterIP allocation"; kubeadm, GetDNSIP.
@@ -198,9 +199,14 @@ def deployment(request: Request, certificate: str, htpasswd: str) -> dict[str, A
 def _pod(request: Request) -> dict[str, Any]:
     """It conforms to the Pod Security Standard "restricted"."""
     keys = [{"key": key, "path": key} for key in ("htpasswd", "tls.crt", "tls.key")]
+    worker = {"matchExpressions": [{"key": _CONTROL_PLANE, "operator": "DoesNotExist"}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": worker}]}
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # As add-ons: where all workers have a taint, such as that of GPUs, control planes have it.
+        "tolerations": [{"key": _CONTROL_PLANE, "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"nodeAffinity": preferred},
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER_ID,
