@@ -88,6 +88,14 @@ def test_every_object_of_an_example_is_accepted(server: ApiServer, name: str) ->
     apply(server, objects, more="&dryRun=All")
 
 
+def test_all_pods_of_a_training_with_gpus_tolerate_their_taint() -> None:
+    """Where each worker has the taint, the data loader and TensorBoard have no other node."""
+    makers = [each for each in built("training/overlays/gpu") if each["kind"] in {"Job", "Deployment"}]
+    found = {each["metadata"]["name"]: each["spec"]["template"]["spec"].get("tolerations") for each in makers}
+    toleration = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
+    assert found == {name: [toleration] for name in ("load-data", "train", "tensorboard")}
+
+
 def test_the_local_claim_is_accepted(server: ApiServer) -> None:
     documents = (EXAMPLES / "training" / "local-claim.yml").read_text()
     apply(server, list(yaml.safe_load_all(documents)), more="&dryRun=All")

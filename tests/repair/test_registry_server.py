@@ -174,7 +174,7 @@ def test_a_new_password_gets_into_recorded_logins_only(api: RegistryServer, serv
             cluster.login("own", REQUEST.address, "x", "y")
         with pytest.raises(Refused):
             cluster.renew(gone, new.user, new.password)
-    logins.forget(api, REQUEST.address)
+    logins.forget(api)
     assert {api.recorded(each) for each in ("forged", "immutable")} == {""}
     for login in cluster.logins():
         if login.namespace in {"forged", "immutable"}:
@@ -348,8 +348,11 @@ def test_an_image_is_pushed_and_leaves_nothing(client: Client) -> None:
         assert client.digest_of(verify.IMAGES, tag, registry_image.MANIFEST) == ""
 
 
-def test_an_image_of_a_command_that_was_killed_is_deleted_by_the_next_one(client: Client) -> None:
+def test_an_image_of_a_command_that_was_killed_is_deleted_by_a_later_one(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert client.tags("never/pushed") == []
+    monkeypatch.setattr(verify, "_ENDED_S", -1.0)
     killed = verify.pushed(client, ["amd64"])
     killed.__enter__()
     [left] = client.tags(verify.IMAGES)

@@ -176,8 +176,14 @@ class PowerServer(Carrier):
 
     def look(self) -> None:
         """Look at all nodes, change what follows from them, and repeat orders that did not end."""
+        with self._mutex:
+            before = dict(self._states)
         found, kept_off, version = self._store.seen_nodes(), self._store.kept_off(), self._store.api_version()
         with self._mutex:
+            # Of a machine whose order ended meanwhile the node was read before that, and may be deleted by now.
+            moved = {name for name, state in self._states.items() if before.get(name) is not state}
+            found = {name: each for name, each in found.items() if name not in moved}
+            found |= {name: each for name, each in self._nodes.items() if name in moved}
             ended = self._kept_off.keys() - kept_off.keys()
             self._kept_off, self._version = kept_off, version
             self._nodes = {

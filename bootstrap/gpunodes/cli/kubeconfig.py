@@ -68,6 +68,12 @@ def command(
         raise WrongInput("--role, --namespace, --group or --days without --user", "a person", "add --user NAME")
     if (listed or removed) and (merge or output):
         raise WrongInput("--merge or --output with --users or --remove-user", "", "these write no file")
+    if merge and output:
+        raise WrongInput(
+            f"both --merge and --output {output}",
+            "one of them: --merge writes to the file that kubectl reads",
+            "leave the other out; KUBECONFIG chooses the file of --merge",
+        )
     request = users.Request(user, role, namespace, groups, days or users.DAYS)
     if user:
         users.check(request)

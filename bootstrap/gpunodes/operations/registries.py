@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from gpunodes import settings
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.registries import Login, Registries
 from gpunodes.errors import WrongInput, together
 from gpunodes.inventory import Inventory
+from gpunodes.model import Role
 from gpunodes.planner.namespaces import check as check_namespace
 
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _SERVER = re.compile(rf"(?=.{{1,253}}$){_HOST}(\.{_HOST})*(:\d{{1,5}})?(/[a-z0-9][a-z0-9._/-]*)?")
 _USER = re.compile(r"[!-9;-~]{1,255}")
 _PASSWORD = re.compile(r"[^\x00-\x1f\x7f]{1,65536}")
+
+
+_MIRRORS = "gpunodes_image_mirrors"
 
 
 def check(server: str, namespaces: Sequence[str] = ()) -> None:
@@ -36,6 +41,19 @@ def check_credentials(user: str, password: str) -> None:
         raise WrongInput(f"{user!a} is not the name of a user", "printable letters without a colon", "correct --user")
     if not _PASSWORD.fullmatch(password):
         raise WrongInput("the password is empty, or contains a control character", "one line", "give it again")
+
+
+def warnings(inventory: Inventory, server: str) -> list[str]:
+    """What to know before a login at a registry: its password may get to a mirror of it.
+
+    The kubelet gives containerd the credentials of an image without the server that they are for.
+    """
+    host = server.partition("/")[0]
+    for machine in inventory.machines(Role.CONTROL_PLANE, Role.WORKER):
+        mirrors = settings.resolve(inventory.rendered(machine.name, _MIRRORS))[_MIRRORS]
+        if isinstance(mirrors, Mapping) and host in mirrors:
+            return [f"{_MIRRORS} has a mirror of {host}: if it asks for a login, nodes send it this user and password"]
+    return []
 
 
 def login(inventory: Inventory, server: str, namespaces: Sequence[str], user: str, password: str) -> list[Login]:
@@ -80,9 +98,10 @@ def logout(inventory: Inventory, server: str, namespaces: Sequence[str] = ()) ->
 
 def logged_out(cluster: Registries, server: str, namespaces: Sequence[str] = ()) -> list[Login]:
     """The same with a session."""
-    found = [
-        each for each in cluster.logins() if each.server == server and (not namespaces or each.namespace in namespaces)
-    ]
+    if namespaces:
+        found = [login for each in dict.fromkeys(namespaces) if (login := cluster.login_at(server, each))]
+    else:
+        found = [each for each in cluster.logins() if each.server == server]
     if not found:
         where = f" in {', '.join(namespaces)}" if namespaces else ""
         raise WrongInput(

@@ -27,8 +27,9 @@ FOLDER = "gpunodes-registry"
 LABELS = {"app.kubernetes.io/managed-by": "gpunodes", "app.kubernetes.io/part-of": "gpunodes-registry"}
 POD_LABELS = {**LABELS, "app.kubernetes.io/name": NAME}
 SHARE_NOTE = "gpunodes.dev/registry-share"
-"""The annotation of the Deployment with SERVER:PATH of the folder that has the images."""
+"""The annotation with SERVER:PATH of the folder that has the images: of the Deployment, and of what is published."""
 _CONTENT = "gpunodes.dev/registry-content"
+_CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 # Which address of the range of Services. The API server gives out addresses by itself above the first 16 to 256 (a 16th
 # of the range), and uses these only when all others are taken: they are for fixed ones. The API has the 1st, the
 # cluster's DNS the 10th. Sources: kubernetes.io, "Service ClusterIP allocation"; kubeadm, GetDNSIP.
@@ -145,10 +146,12 @@ def secret(data: Mapping[str, str]) -> dict[str, Any]:
     return _object("v1", "Secret", type="Opaque", stringData=dict(data))
 
 
-def public(address: str, ca: str, certificate: str) -> dict[str, Any]:
+def public(request: Request, ca: str, certificate: str) -> dict[str, Any]:
     """What nodes and commands read: they need no access to the Secret."""
-    data = {"address": address, "ca.crt": ca, "tls.crt": certificate, "config.yml": CONFIG}
-    return _object("v1", "ConfigMap", data=data)
+    data = {"address": request.address, "ca.crt": ca, "tls.crt": certificate, "config.yml": CONFIG}
+    made = _object("v1", "ConfigMap", data=data)
+    made["metadata"]["annotations"] = {SHARE_NOTE: request.folder}
+    return made
 
 
 def service(request: Request) -> dict[str, Any]:
@@ -196,9 +199,14 @@ def deployment(request: Request, certificate: str, htpasswd: str) -> dict[str, A
 def _pod(request: Request) -> dict[str, Any]:
     """It conforms to the Pod Security Standard "restricted"."""
     keys = [{"key": key, "path": key} for key in ("htpasswd", "tls.crt", "tls.key")]
+    worker = {"matchExpressions": [{"key": _CONTROL_PLANE, "operator": "DoesNotExist"}]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": worker}]}
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        # As add-ons: where all workers have a taint, such as that of GPUs, control planes have it.
+        "tolerations": [{"key": _CONTROL_PLANE, "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"nodeAffinity": preferred},
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER_ID,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gpunodes.views import document, text
 
+UNTIL_RESTART = "pods with its images run until a container restarts: from Kubernetes 1.35 on that needs the login"
 STILL_VALID = "who has read the password there can still use it: `gpunodes registry up --new-password` ends it"
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from gpunodes.ansible.module_utils.certificates import SOON_DAYS
 from gpunodes.model import RunResult, printable
 from gpunodes.views import document, text
 
@@ -116,13 +117,14 @@ def _logins(found: Started, *, dry_run: bool) -> list[str]:
 
 def status(found: Status) -> str:
     """A line for each fact."""
+    soon = found.certificate_end < time.time() + SOON_DAYS * 86400
     rows = [
         ("address", found.address),
         ("state", found.problem or "ready"),
         ("may push", f"the user {found.user}"),
         ("may pull", ", ".join(_namespaces(found)) or "no namespace; see `gpunodes registry login`"),
         ("images", found.folder or "unknown"),
-        ("certificate", f"ends {_day(found.certificate_end)}"),
+        ("certificate", f"ends {_day(found.certificate_end)}{'; run `gpunodes registry up` again' if soon else ''}"),
         ("runs", found.image or "unknown"),
     ]
     return "\n".join(printable(f"{name:<12} {value}") for name, value in rows)

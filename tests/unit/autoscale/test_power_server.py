@@ -99,6 +99,28 @@ def test_an_idle_machine_is_switched_off_and_its_node_deleted(site: Site) -> Non
     assert site.server.size("h100").target == 0
 
 
+def test_a_node_that_goes_while_the_cluster_is_read_was_not_switched_on_by_someone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_service(site, "w1")
+    site.machines.gate.clear()
+    site.server.delete("h100", ["gpunodes://w1"])
+    read = site.store.seen_nodes
+
+    def late() -> dict[str, nodes.SeenNode]:
+        found = read()
+        monkeypatch.undo()
+        site.machines.gate.set()
+        site.until(lambda: site.server._states["w1"].phase is Phase.OFF)
+        return found
+
+    site.until(lambda: any(each["key"] == nodes.STOPPING for each in site.store.objects["w1"]["spec"]["taints"]))
+    monkeypatch.setattr(site.store, "seen_nodes", late)
+    site.look()
+    assert site.phases()["w1"] is Phase.OFF
+    assert "someone" not in site.server._states["w1"].reason
+
+
 def test_a_node_gets_back_what_it_had(site: Site) -> None:
     in_service(site, "w1")
     mine = site.store.objects["w1"]

@@ -348,6 +348,21 @@ def test_the_browser_gets_a_file_that_only_the_user_reads(
     assert f"{HERE}/lab until Ctrl-C\n" in done.stdout
 
 
+def test_the_page_of_another_command_that_runs_stays(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its browser may not have read it yet."""
+    monkeypatch.setenv("DISPLAY", ":0")
+
+    def follow() -> None:
+        monkeypatch.setattr(opened, "follow", lambda: None)
+        first = Path(opened.pages[0][0].removeprefix("file://"))
+        assert run("open").exception is None
+        assert (first.exists(), len(opened.pages)) == (True, 2)
+
+    monkeypatch.setattr(opened, "follow", follow)
+    assert run("open").exception is None
+    assert len(opened.pages) == 2
+
+
 @pytest.mark.parametrize("words", [(), ("--no-browser",)])
 def test_a_program_reads_one_line_without_the_token(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, words: Sequence[str]

@@ -62,6 +62,9 @@ class Cluster(Registries):
     def login(self, namespace: str, server: str, user: str, password: str) -> None:
         self.given.append((namespace, server, user, password))
 
+    def login_at(self, server: str, namespace: str) -> Login | None:
+        return next((each for each in self.logins() if (each.server, each.namespace) == (server, namespace)), None)
+
     def logins(self) -> list[Login]:
         return [Login(each[0], secret_name(each[1]), each[1], each[2], True) for each in self.given]
 
@@ -110,6 +113,26 @@ def test_a_password_of_standard_input_is_stored_and_not_shown(cluster: Cluster, 
     assert "uses it" in done.stdout
     assert PASSWORD not in done.output
     assert not [each for each in tmp_path.rglob("*") if each.is_file() and PASSWORD in each.read_text(errors="replace")]
+
+
+def test_a_password_that_is_no_text_is_refused_and_not_shown(cluster: Cluster) -> None:
+    words = ["registry", "login", "ghcr.io", "--user", "robot", "--password-stdin"]
+    done = CliRunner().invoke(root, words, input=b"hunter2\xff\n", standalone_mode=False)
+    assert isinstance(done.exception, WrongInput)
+    assert done.exception.__cause__ is None
+    assert "hunter2" not in done.output + str(done.exception)
+    assert not cluster.given
+
+
+@pytest.mark.parametrize(("server", "warned"), [("docker.io", True), ("docker.io/team", True), ("ghcr.io", False)])
+def test_a_mirror_that_may_get_the_password_is_named(
+    cluster: Cluster, server: str, warned: bool, tmp_path: Path
+) -> None:
+    mirrors = "all: {vars: {own: {docker.io: https://mirror.example}, gpunodes_image_mirrors: '{{ own }}'}}\n"
+    (tmp_path / "inventory/hosts.yml").write_text(f"control_plane: {{hosts: {{control-1: {{}}}}}}\n{mirrors}")
+    done = run(["login", server, "--user", "robot", "--password-stdin"], PASSWORD)
+    assert ("warning: gpunodes_image_mirrors has a mirror of docker.io" in done.stderr) == warned
+    assert len(cluster.given) == 1
 
 
 def test_without_a_terminal_nothing_is_asked(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import json
 import re
 import time
@@ -14,7 +15,7 @@ from urllib.parse import unquote
 
 import bcrypt
 import pytest
-from gpunodes.cli import main
+from gpunodes.cli import main, terminal
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.registries import Registries, secret_name
@@ -22,8 +23,8 @@ from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.registry.objects import RegistryServer
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.model import MachineResult, Outcome, RunResult
-from gpunodes.operations.registry_server import commands, verify
-from gpunodes.planner import registry, storage
+from gpunodes.operations.registry_server import commands, material, verify
+from gpunodes.planner import registry, registry_image, storage
 
 from tests.hostile import ATTACKS, CANARY, unprintable
 
@@ -63,7 +64,8 @@ class Cluster(Session):
             return Response(200 if gone else 404, {}, "", time.time())
         if plain in self.objects:
             return Response(200, self.objects[plain], "", time.time())
-        if re.search(r"/(pods|nodes|secrets|serviceaccounts|persistentvolumes|persistentvolumeclaims|events)$", plain):
+        kinds = "pods|nodes|secrets|configmaps|serviceaccounts|persistentvolumes|persistentvolumeclaims|events"
+        if re.search(rf"/({kinds})$", plain):
             # Of all namespaces, or of one.
             kind = plain.rsplit("/", 1)[1]
             found = [
@@ -79,6 +81,8 @@ class Cluster(Session):
                     for each in found
                     if all((each["metadata"].get("labels") or {}).get(key) == value for key, value in pairs)
                 ]
+            if name := re.search(r"fieldSelector=metadata\.name=([^&]*)", unquote(query)):
+                found = [each for each in found if each["metadata"]["name"] == name[1]]
             return Response(200, {"items": found}, "", time.time())
         return Response(404, None, "not found", time.time())
 
@@ -138,11 +142,13 @@ class Runs:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[Any] = []
         self.outcome = Outcome.CHANGED
+        self.interrupted = False
         monkeypatch.setattr(commands, "carry_out", self.carry_out)
 
     def carry_out(self, operation: Any, _: Any, machines: Any, __: Any, options: Any) -> RunResult:
         self.seen.append((operation.name, [each.name for each in machines], options.variables["wiring_given_registry"]))
-        return RunResult(operation.name, [MachineResult(each.name, self.outcome) for each in machines])
+        results = [MachineResult(each.name, self.outcome) for each in machines]
+        return RunResult(operation.name, results, interrupted=self.interrupted)
 
 
 @pytest.fixture
@@ -228,6 +234,34 @@ def test_a_new_password_replaces_the_pod_and_the_logins_of_namespaces(
     assert (document["password"], document["changed"], document["logins"]) == ("", [], [])
 
 
+@pytest.mark.parametrize("end", ["refused", "interrupted"])
+def test_the_old_password_stays_until_the_nodes_are_done(
+    cluster: Cluster, runs: Runs, end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The registry reads a new one within a minute, and refuses the logins of all namespaces from then on."""
+    gpunodes(capsys, "up")
+    before = secret(cluster)
+
+    def refuse(*_: Any) -> None:
+        raise GpunodesError("another command works on w1")
+
+    if end == "refused":
+        monkeypatch.setattr(commands, "carry_out", refuse)
+    runs.interrupted = True
+    code, out, _ = gpunodes(capsys, "up", "--new-password")
+    assert code == (ExitCode.FAILED if end == "refused" else ExitCode.INTERRUPTED)
+    assert secret(cluster) == before
+    assert "password:" not in out
+    assert "the registry is" not in out
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_registry_that_is_new_gets_one_password(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    out = gpunodes(capsys, "up", "--new-password")[1]
+    assert out.count("password:") == 1
+    assert f"password: {secret(cluster)['password']}" in out
+
+
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("step", ["public", "deployment", "differs", "renew"])
 def test_a_new_password_of_a_command_that_was_killed_is_completed(
@@ -280,6 +314,40 @@ def test_a_secret_that_a_team_made_gets_no_new_password(cluster: Cluster, capsys
 
 
 @pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("named", [True, False])
+def test_a_logout_does_not_need_the_label_of_the_secret(
+    cluster: Cluster, named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Users of a namespace may take it away, and bring it back after the logout."""
+    gpunodes(capsys, "up")
+    for each in ("team", "web"):
+        cluster.account(each)
+        gpunodes(capsys, "login", ADDRESS, "--namespace", each)
+    name = secret_name(ADDRESS)
+    stored = cluster.objects[f"/api/v1/namespaces/team/secrets/{name}"]
+    labels = stored["metadata"].pop("labels")
+    code, out, _ = gpunodes(capsys, "logout", ADDRESS, *(("--namespace", "team") if named else ()), "--json")
+    [gone] = json.loads(out)["removed"]
+    assert (code, gone["namespace"], gone["used"]) == (0, "team" if named else "web", True)
+    if named:
+        assert f"/api/v1/namespaces/team/secrets/{name}" not in cluster.objects
+        assert not cluster.objects["/api/v1/namespaces/team/serviceaccounts/default"]["imagePullSecrets"]
+    stored["metadata"]["labels"] = labels
+    cluster.objects[f"/api/v1/namespaces/team/secrets/{name}"] = stored
+    assert json.loads(gpunodes(capsys, "up", "--new-password", "--json")[1])["left"] == ["team"]
+    assert password_in(cluster, "team") != secret(cluster)["password"]
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_logout_deletes_no_secret_that_is_no_login(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.account("team")
+    at = f"/api/v1/namespaces/team/secrets/{secret_name('ghcr.io')}"
+    cluster._kept(at, {"metadata": {}, "type": "Opaque"}, dry_run=False)
+    assert gpunodes(capsys, "logout", "ghcr.io", "--namespace", "team")[0] == ExitCode.WRONG_INPUT
+    assert at in cluster.objects
+
+
+@pytest.mark.usefixtures("runs")
 def test_a_login_that_refuses_the_new_password_does_not_keep_it_from_others(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,7 +370,8 @@ def test_a_logout_says_that_the_password_of_this_registry_stays_valid(
     cluster.account("team")
     for server in ("ghcr.io", "10.0.0.1:5000"):
         Registries(cluster).login("team", server, "robot", "x")
-        assert "still" not in gpunodes(capsys, "logout", server)[2]
+        err = " ".join(gpunodes(capsys, "logout", server)[2].split())
+        assert ("run until a container restarts" in err, "still" in err) == (True, False)
     gpunodes(capsys, "login", ADDRESS, "--namespace", "team")
     code, out, err = gpunodes(capsys, "logout", ADDRESS, "--json")
     assert (code, [each["namespace"] for each in json.loads(out)["removed"]]) == (0, ["team"])
@@ -420,6 +489,23 @@ def test_status_shows_who_may_pull_and_reads_no_secret(cluster: Cluster, capsys:
     assert "it has no pod yet" in out
 
 
+@pytest.mark.usefixtures("cluster", "runs")
+@pytest.mark.parametrize(("left", "code"), [(29, ExitCode.DONE), (-1, ExitCode.FAILED)])
+def test_status_asks_for_a_new_certificate_in_time(
+    left: int, code: ExitCode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=365 - left)
+    with monkeypatch.context() as patch:
+        patch.setattr(material, "_now", lambda: made)
+        gpunodes(capsys, "up")
+    ended, out, _ = gpunodes(capsys, "status")
+    assert (ended, "run `gpunodes registry up` again" in out) == (code, True)
+    assert ("its certificate ended 20" in out) == (left < 0)
+    gpunodes(capsys, "up")
+    ended, out, _ = gpunodes(capsys, "status")
+    assert (ended, "registry up" in out) == (ExitCode.DONE, False)
+
+
 def test_down_removes_logins_trust_and_objects_and_says_where_the_images_are(
     cluster: Cluster, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,7 +513,11 @@ def test_down_removes_logins_trust_and_objects_and_says_where_the_images_are(
     cluster.account("team")
     Registries(cluster).login("team", ADDRESS, "gpunodes", "x")
     before = [each for each in cluster.objects if each.startswith("/api/v1/persistentvolumes/gpunodes-images.default")]
-    code, out, _ = gpunodes(capsys, "down", "--yes", "--dry-run")
+    asked: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(terminal, "confirm", lambda what, *, yes: asked.append(f"{yes} {what}"))
+        code, out, _ = gpunodes(capsys, "down", "--yes", "--dry-run")
+    assert "run until a container restarts" in asked[0]
     assert NAMESPACE in cluster.objects
     assert code == 0
     code, out, _ = gpunodes(capsys, "down", "--yes")
@@ -467,10 +557,13 @@ def test_down_keeps_the_address_while_a_node_trusts_it(
 ) -> None:
     gpunodes(capsys, "up")
     runs.outcome = Outcome.UNREACHABLE
-    assert gpunodes(capsys, "down", "--yes")[0] == ExitCode.FAILED
+    for _ in range(2):
+        code, out, _ = gpunodes(capsys, "down", "--yes")
+        assert (code, "the cluster has no registry" in out) == (ExitCode.FAILED, False)
     assert f"{NAMESPACE}/configmaps/registry" in cluster.objects
     runs.outcome = Outcome.CHANGED
-    assert gpunodes(capsys, "down", "--yes")[0] == 0
+    code, out, _ = gpunodes(capsys, "down", "--yes")
+    assert (code, "the images stay in nas.example:/export/gpunodes-registry" in " ".join(out.split())) == (0, True)
     assert runs.seen[-1][2]["address"] == ADDRESS
     assert NAMESPACE not in cluster.objects
 
@@ -514,6 +607,53 @@ def test_each_node_must_run_exactly_what_was_pushed(cluster: Cluster, monkeypatc
     assert "ended with 1" in problems["crashed"]
     assert "ImagePullBackOff" in problems["stuck"]
     assert not [each for each in cluster.objects if "/pods/" in each]
+
+
+class Images:
+    """A client of the registry that keeps the digests of tags."""
+
+    def __init__(self, *tags: str) -> None:
+        self.digests = {each: f"digest of {each}" for each in tags}
+
+    def tags(self, _: str) -> list[str]:
+        return list(self.digests)
+
+    def push_blob(self, *_: Any) -> None:
+        pass
+
+    def push_manifest(self, _: str, tag: str, __: str, content: bytes) -> None:
+        self.digests[tag] = registry_image.digest(content)
+
+    def digest_of(self, _: str, tag: str, __: str) -> str:
+        return self.digests.get(tag, "")
+
+    def delete_manifest(self, _: str, digest: str) -> None:
+        self.digests = {tag: other for tag, other in self.digests.items() if other != digest}
+
+
+def test_two_verifications_at_once_leave_each_other_alone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a command has left that was killed goes."""
+    other, killed = (f"{time.time() - ago:.0f}-{'a' * 16}" for ago in (600, 86400))
+    images = Images(f"{other}-amd64", f"{killed}-amd64")
+    cluster.node("w1", "amd64")
+    cluster.account(registry.NAMESPACE)
+    cluster.pods["w1"] = lambda _: {"phase": "Pending"}
+    for each in (other, killed):
+        RegistryServer(cluster).start(registry.verifying_pod(f"verify-{each}-0", "w1", "x", "s"))
+    cluster.pods["w1"] = lambda pod: pulled(images.digests[pod["spec"]["containers"][0]["image"].rpartition(":")[2]])(0)
+
+    @contextlib.contextmanager
+    def reached(*_: Any) -> Iterator[Any]:
+        yield None, ADDRESS, images
+
+    monkeypatch.setattr(verify, "reached", reached)
+    monkeypatch.setattr(commands, "credentials", lambda _: material.made("10.96.0.15"))
+    code, out, err = gpunodes(capsys, "verify")
+    assert (code, "ran the image that was pushed" in out) == (0, True), err
+    assert list(images.digests) == [f"{other}-amd64"]
+    assert [at.rpartition("/")[2] for at in cluster.objects if "/pods/" in at] == [f"verify-{other}-0"]
 
 
 def test_only_ready_nodes_are_asked(cluster: Cluster) -> None:
@@ -607,6 +747,26 @@ def test_what_was_published_is_repaired(cluster: Cluster, runs: Runs, capsys: py
     assert gpunodes(capsys, "status")[0] == ExitCode.DONE
 
 
+def test_a_password_that_another_command_made_meanwhile_is_not_undone(
+    cluster: Cluster, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpunodes(capsys, "up")
+    cluster.account("team")
+    gpunodes(capsys, "login", ADDRESS, "--namespace", "team")
+    old = secret(cluster)["password"]
+
+    def overtaken(*given: Any) -> RunResult:
+        with monkeypatch.context() as patch:
+            patch.setattr(commands, "carry_out", runs.carry_out)
+            assert gpunodes(capsys, "up", "--new-password")[0] == 0
+        return runs.carry_out(*given)
+
+    monkeypatch.setattr(commands, "carry_out", overtaken)
+    code, _, err = gpunodes(capsys, "up")
+    assert (code, "another command makes the registry" in err) == (ExitCode.FAILED, True)
+    assert password_in(cluster, "team") == secret(cluster)["password"] != old
+
+
 def test_a_secret_of_another_command_is_noticed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     api = RegistryServer(cluster)
     from gpunodes.inventory import Inventory
@@ -616,8 +776,6 @@ def test_a_secret_of_another_command_is_noticed(cluster: Cluster, monkeypatch: p
 
     def overtaken(self: RegistryServer, wanted: Any, *, dry_run: bool = False) -> str:
         if wanted["kind"] == "Secret":
-            from gpunodes.operations.registry_server import material
-
             wanted = registry.secret(material.made(request.host).data)
         return apply(self, wanted, dry_run=dry_run)
 

@@ -94,22 +94,23 @@ def test_it_is_read_as_it_was_made(found: material.Material) -> None:
     assert material.read(found.data) == found
 
 
-def test_it_stays_until_a_third_of_its_life_is_left(found: material.Material, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stays_until_200_days_are_left(found: material.Material, monkeypatch: pytest.MonkeyPatch) -> None:
     assert material.renewed(found, HOST) is found
-    later(monkeypatch, 365 - 125)
+    later(monkeypatch, 365 - 201)
     assert material.renewed(found, HOST) is found
 
 
-def test_a_certificate_that_ends_soon_is_renewed_with_the_same_ca_and_password(
-    found: material.Material, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left", [100, 184])
+def test_a_certificate_that_would_end_within_half_a_year_is_renewed_with_the_same_ca_and_password(
+    found: material.Material, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    later(monkeypatch, 365 - 100)
+    later(monkeypatch, 365 - left)
     new = material.renewed(found, HOST)
     assert new.certificate != found.certificate
     assert (new.ca, new.ca_key, new.password, new.htpasswd) == (
         found.ca, found.ca_key, found.password, found.htpasswd
     )  # fmt: skip
-    assert days_left(new.certificate) > 600
+    assert days_left(new.certificate) > 540
     x509.load_pem_x509_certificate(new.certificate.encode()).verify_directly_issued_by(
         x509.load_pem_x509_certificate(found.ca.encode())
     )

@@ -343,6 +343,8 @@ def run(inventory: Path, *words: str) -> Result:
         ("--days 3", "without --user"),
         ("--users --merge", "write no file"),
         ("--remove-user a -o x", "write no file"),
+        ("--merge -o x", "both --merge and --output x"),
+        ("--user a --merge -o x", "both --merge and --output x"),
         ("--user system:admin --role view", "cannot be the name"),
         ("--remove-user system:admin", "cannot be the name"),
     ],

@@ -109,6 +109,15 @@ def test_the_pod_gets_neither_the_key_of_the_ca_nor_the_password() -> None:
     assert pod["enableServiceLinks"] is False
 
 
+def test_it_runs_on_a_control_plane_where_no_worker_takes_it() -> None:
+    """All of them may have the taint of GPUs."""
+    pod = registry.deployment(requested(), "certificate", "login")["spec"]["template"]["spec"]
+    taint = "node-role.kubernetes.io/control-plane"
+    assert pod["tolerations"] == [{"key": taint, "operator": "Exists", "effect": "NoSchedule"}]
+    [preferred] = pod["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["preference"] == {"matchExpressions": [{"key": taint, "operator": "DoesNotExist"}]}
+
+
 def test_a_new_certificate_or_login_replaces_the_pod() -> None:
     given = (("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"))
     before, same, *after = (registry.deployment(requested(), *each)["spec"] for each in given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,13 +73,17 @@ def _browser(url: str, token: str) -> Iterator[bool]:
         yield False
         return
     for left in state_home().glob("notebook-*.html"):
-        # Of a command that was killed.
-        left.unlink(missing_ok=True)
+        # Of a command that was killed: one that runs has it locked.
+        with contextlib.suppress(OSError), left.open("rb") as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
     path = state_home() / f"notebook-{secrets.token_hex(8)}.html"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             file.write(_PAGE.format(url=url, token=token))
-        yield webbrowser.open(path.as_uri())
+            file.flush()
+            yield webbrowser.open(path.as_uri())
     finally:
         path.unlink(missing_ok=True)

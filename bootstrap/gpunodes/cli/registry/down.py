@@ -19,7 +19,8 @@ def command(yes: bool, flags: common.CommonOptions) -> int:
     """Take the registry away; its images stay on the share.
 
     Removes the logins of all namespaces, the registry, the nodes' trust, and the CA with its key. A later `registry up`
-    has the same images, a new CA and a new password. Pods that run keep running.
+    has the same images, a new CA and a new password. Pods with images of it run until one of their containers restarts:
+    from Kubernetes 1.35 on that needs the registry, also where the machine has the image already.
     """
     yes = yes or flags.options.dry_run
     terminal.check_confirmable(commands.DOWN.name, yes=yes)
@@ -35,6 +36,6 @@ def command(yes: bool, flags: common.CommonOptions) -> int:
         terminal.echo(view_of.dump_removed(removed, folder, ended))
         return int(ended.exit_code if ended else ExitCode.DONE)
     code = common.show(ended, as_json=False) if ended else int(ExitCode.DONE)
-    if not flags.options.dry_run:
+    if code == ExitCode.DONE and not flags.options.dry_run:
         terminal.report(view_of.removed(removed, folder))
     return code

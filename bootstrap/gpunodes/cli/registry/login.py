@@ -43,6 +43,8 @@ def command(
     chosen = namespaces or ("default",)
     registries.check(server, chosen)
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
+    for each in registries.warnings(inventory, server):
+        terminal.progress(f"warning: {each}")
     own = None if user or password_stdin else own_login.stored(inventory, server)
     if not own and not sys.stdin.isatty() and not (user and password_stdin):
         raise WrongInput("no terminal asks for user and password", "both", "add --user NAME --password-stdin")
@@ -62,5 +64,10 @@ def _asked(server: str, user: str | None, *, password_stdin: bool) -> tuple[str,
 
 
 def _read() -> str:
-    """The password in standard input, without the end of its line."""
-    return sys.stdin.read(_MOST).removesuffix("\n").removesuffix("\r")
+    """The password in standard input, without the end of its line; raises WrongInput if it is no text."""
+    try:
+        text = sys.stdin.buffer.read(_MOST).decode()
+    except UnicodeDecodeError:
+        # Without its cause, which quotes the password.
+        raise WrongInput("the password in standard input is no text in UTF-8", "one line", "give it again") from None
+    return text.removesuffix("\n").removesuffix("\r")

@@ -23,9 +23,9 @@ from gpunodes.views import registries as view_of
 def command(server: str, namespaces: tuple[str, ...], inventory_path: Path, as_json: bool) -> int:
     """Delete a login, and its password from the cluster.
 
-    Pods that run keep running; new ones cannot pull images of this registry that their machine does not have. The
-    password stays valid for who has read it: change it at the registry, that of the cluster by
-    `gpunodes registry up --new-password`.
+    Pods that use its images run until one of their containers restarts: from Kubernetes 1.35 on that needs the login,
+    also where the machine has the image already. The password stays valid for who has read it: change it at the
+    registry, that of the cluster by `gpunodes registry up --new-password`.
     """
     registries.check(server, namespaces)
     inventory = checked.inventory(inventory_path, checked.Needs.CLUSTER)
@@ -35,6 +35,7 @@ def command(server: str, namespaces: tuple[str, ...], inventory_path: Path, as_j
         terminal.echo(view_of.dump([], gone))
     else:
         terminal.line(f"no login at {server} any more in {', '.join(each.namespace for each in gone)}")
+    terminal.progress(view_of.UNTIL_RESTART)
     if is_own:
         terminal.progress(view_of.STILL_VALID)
     return ExitCode.DONE

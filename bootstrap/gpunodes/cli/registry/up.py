@@ -44,5 +44,6 @@ def command(new_password: bool, flags: common.CommonOptions) -> int:
         terminal.echo(view_of.dump_started(made, ended))
         return int(ended.exit_code)
     code = common.show(ended, as_json=False)
-    terminal.report(view_of.started(made, dry_run=flags.options.dry_run))
+    if not ended.interrupted:
+        terminal.report(view_of.started(made, dry_run=flags.options.dry_run))
     return code

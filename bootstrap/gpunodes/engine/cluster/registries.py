@@ -24,7 +24,8 @@ from gpunodes.shape import Many, Maybe, Optional
 _KIND = "kubernetes.io/dockerconfigjson"
 _LABEL = "gpunodes.dev/registry"
 _SERVER, _USER = "gpunodes.dev/registry-server", "gpunodes.dev/registry-user"
-_NOTES = tuple(field("metadata", "annotations", key) for key in (_SERVER, _USER))
+_NAME = ("metadata.name", "metadata.namespace", "metadata.uid")
+_LOGIN = (*_NAME, *(field("metadata", "annotations", key) for key in (_SERVER, _USER)), "type")
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _DOCKER_HUB = "https://index.docker.io/v1/"
@@ -80,23 +81,23 @@ class Registries(Api):
 
     def logins(self) -> list[Login]:
         """All logins that gpunodes made."""
-        name = ("metadata.name", "metadata.namespace", "metadata.uid")
-        path = f"/api/v1/secrets?labelSelector={_LABEL}%3Dtrue"
-        secrets = self._list(path, (*name, *_NOTES, "type"))
+        secrets = self._list(f"/api/v1/secrets?labelSelector={_LABEL}%3Dtrue", _LOGIN)
         path = "/api/v1/serviceaccounts?fieldSelector=metadata.name%3Ddefault"
-        accounts = self._list(path, (*name, "imagePullSecrets"))
+        accounts = self._list(path, (*_NAME, "imagePullSecrets"))
         used = {str(each["metadata"].get("namespace")): _names(each) for each in accounts}
         found = []
         for each in secrets:
-            metadata = each["metadata"]
-            namespace, notes = str(metadata.get("namespace")), metadata.get("annotations") or {}
-            is_used = metadata["name"] in used.get(namespace, ())
-            server, user, uid = notes.get(_SERVER, ""), notes.get(_USER, ""), str(metadata.get("uid", ""))
-            login = Login(namespace, metadata["name"], server, user, is_used, uid)
-            # A Secret with our label that is no login is not ours to delete.
-            if each.get("type") == _KIND and login.secret == secret_name(login.server):
-                found.append(login)
-        return sorted(found, key=lambda each: (each.server, each.namespace))
+            server = (each["metadata"].get("annotations") or {}).get(_SERVER, "")
+            found.append(_login(each, server, used.get(str(each["metadata"].get("namespace")), ())))
+        return sorted((each for each in found if each), key=lambda each: (each.server, each.namespace))
+
+    def login_at(self, server: str, namespace: str) -> Login | None:
+        """The login of a namespace at a registry, whatever its label, which the namespace's users may remove."""
+        name = quote(secret_name(server), safe="")
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/secrets?fieldSelector=metadata.name%3D{name}"
+        account = self._find(_account(namespace))
+        used = _names(account) if account else ()
+        return next(filter(None, (_login(each, server, used) for each in self._list(path, _LOGIN))), None)
 
     def _change(self, namespace: str, change: Callable[[list[str]], list[str]]) -> None:
         """Change the Secrets that the default service account names, starting from those of this moment."""
@@ -124,6 +125,15 @@ def secret_name(server: str) -> str:
     """The name of a registry's Secret; two registries never have the same."""
     readable = re.sub(r"[^a-z0-9]+", "-", server.lower()).strip("-")[:40].strip("-")
     return f"gpunodes-registry-{readable}-{hashlib.sha256(server.encode()).hexdigest()[:8]}"
+
+
+def _login(found: Mapping[str, Any], server: str, used: Sequence[str]) -> Login | None:
+    """The login at a registry that a Secret is; None for another one, which is not ours to delete."""
+    metadata, name = found["metadata"], secret_name(server)
+    if found.get("type") != _KIND or metadata["name"] != name:
+        return None
+    user = (metadata.get("annotations") or {}).get(_USER, "")
+    return Login(str(metadata.get("namespace")), name, server, user, name in used, str(metadata.get("uid", "")))
 
 
 def _document(server: str, user: str, password: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _OBJECTS = {"metadata": Optional(Maybe({"continue": Optional(Maybe(str))})), "it
 _KINDS = (
     "nodes|pods|leases|daemonsets|deployments|statefulsets|replicasets|replicationcontrollers|jobs|cronjobs|"
     "clusterrolebindings|rolebindings|serviceaccounts|secrets|persistentvolumes|persistentvolumeclaims|events|"
-    "resourceslices"
+    "resourceslices|configmaps"
 )
 # A namespace, a role or another object may have the name of a kind.
 _LISTS = re.compile(rf"/apis?(/[a-z0-9.]+)?/v\d\w*(/namespaces/[^/?]+)?/({_KINDS})(\?|$)")

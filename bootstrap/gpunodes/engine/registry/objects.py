@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -83,8 +83,9 @@ class RegistryServer(Workloads):
         return f"{service['spec']['clusterIP']}:{registry.PORT}"
 
     def folder(self) -> str:
-        """SERVER:PATH of the images that it serves, "" if that is unknown."""
-        notes = ((self.deployment() or {}).get("metadata") or {}).get("annotations") or {}
+        """SERVER:PATH of the images that it serves, or served until it was stopped; "" if that is unknown."""
+        found = self.deployment() or self._own("ConfigMap", NAME) or {}
+        notes = (found.get("metadata") or {}).get("annotations") or {}
         return line(notes.get(registry.SHARE_NOTE, ""))
 
     def secret(self) -> dict[str, str] | None:
@@ -102,6 +103,14 @@ class RegistryServer(Workloads):
         """The UID of the Secret that `registry login` made in a namespace for this registry; "" if none is known."""
         found = self._own("ConfigMap", registry.record_name(namespace))
         return "" if found is None or shape.wrong(found, _RECORD) else str(found["data"]["uid"])
+
+    def recorded_namespaces(self) -> list[str]:
+        """The namespaces that have such a record."""
+        labels = quote(",".join(f"{key}={value}" for key, value in registry.LABELS.items()))
+        found = self._list(f"{_PATHS['ConfigMap']}?labelSelector={labels}", ("metadata.name",))
+        first = registry.record_name("")
+        names = [str(each["metadata"]["name"]) for each in found]
+        return [each.removeprefix(first) for each in names if each.startswith(first)]
 
     def forget(self, namespace: str) -> None:
         """Delete the record of a login; one that is gone is no error."""
@@ -181,10 +190,10 @@ class RegistryServer(Workloads):
         """The verifying pods."""
         return self.labelled_pods(NAMESPACE, _VERIFYING)
 
-    def end_verifying(self) -> None:
-        """Delete all verifying pods, those of an interrupted command, too."""
-        for each in self.verifying():
-            self._delete(f"{_PATHS['Pod']}/{quote(each['metadata']['name'], safe='')}")
+    def end_verifying(self, names: Iterable[str]) -> None:
+        """Delete these verifying pods; one that is gone is no error."""
+        for each in names:
+            self._delete(f"{_PATHS['Pod']}/{quote(each, safe='')}")
 
     def stop(self) -> bool:
         """Delete the Deployment, and wait until its pod has ended; whether there was one."""

@@ -24,7 +24,7 @@ from gpunodes.operations.run import Operation, RunOptions, carry_out
 from gpunodes.operations.storage import commands as storage_commands
 from gpunodes.operations.storage.objects import Objects
 from gpunodes.operations.tracker import RunView
-from gpunodes.planner import registry, storage
+from gpunodes.planner import certificates, registry, storage
 from gpunodes.planner.registry import NAME, NAMESPACE, Request
 
 UP = Operation(name="registry up", playbook="registry_up.yml", phases=(phases.REGISTRY_TRUST,), needs_cluster=True)
@@ -97,7 +97,7 @@ def up(
 ) -> tuple[Started, RunResult]:
     """Make the registry, let all nodes trust it, and wait until it is ready; all logins of namespaces stay valid.
 
-    ``shown`` gets what was made, with a new password, before anything else can fail. Raises WrongInput for settings
+    ``shown`` gets what was made with each new password, before anything else can fail. Raises WrongInput for settings
     that the cluster contradicts, before anything is changed, and GpunodesError if it does not become ready.
     """
     request = request_of(inventory)
@@ -112,7 +112,7 @@ def up(
         before = api.folder() if api.has_namespace() else ""
         if before and before != request.folder:
             report("", f"warning: the images so far stay in {before}; it serves those in {request.folder} from now on")
-        prepared = prepare(api, request, dry_run=options.dry_run, new_password=new_password)
+        prepared = prepare(api, request, dry_run=options.dry_run)
     started = prepared.started
     shown(started)
     trusted = {"address": request.address, "ca": prepared.material.ca}
@@ -120,14 +120,21 @@ def up(
     ended = carry_out(UP, inventory, nodes, view, replace(options, variables={"wiring_given_registry": trusted}))
     if ended.interrupted:
         return started, ended
+    changed = list(started.changed)
     with control_planes.connected(inventory, RegistryServer) as api:
-        changed = deploy(api, request, prepared, dry_run=options.dry_run)
+        if new_password and not started.password:
+            # Not earlier: the registry reads it within a minute, and then refuses all logins that have the old one.
+            prepared = prepare(api, request, dry_run=options.dry_run, new_password=True)
+            started = prepared.started
+            shown(started)
+            changed += started.changed
+        changed += deploy(api, request, prepared, dry_run=options.dry_run)
         # Also without a new password: a command that was interrupted may have made one.
         renewed = logins.renew(api, request.address, prepared.material, dry_run=options.dry_run)
         if not options.dry_run:
             report("", "waiting until the registry is ready")
             wait(api, _READY_S, report)
-    return replace(started, changed=[*started.changed, *changed], logins=renewed), ended
+    return replace(started, changed=list(dict.fromkeys(changed)), logins=renewed), ended
 
 
 def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new_password: bool = False) -> Prepared:
@@ -154,15 +161,11 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new
         changed += [f"{each['kind']} {(each.get('metadata') or {}).get('name', NAME)}" for each in objects]
     else:
         own = [registry.secret(now.data)] if now != before else []
-        published = registry.public(request.address, now.ca, now.certificate)
+        published = registry.public(request, now.ca, now.certificate)
         for each in (registry.service(request), *own, *request.volumes):
             changed.append(api.apply(each, dry_run=dry_run))
-        if not dry_run and credentials(api) != now:
-            raise GpunodesError(
-                "another command makes the registry at this moment",
-                "one command at a time",
-                "run the same command again",
-            )
+        if not dry_run:
+            _check_current(api, now)
         changed.append(api.apply(published, dry_run=dry_run))
     password = "" if dry_run or (before and before.password == now.password) else now.password
     started = Started(
@@ -179,11 +182,23 @@ def prepare(api: RegistryServer, request: Request, *, dry_run: bool = False, new
 
 
 def deploy(api: RegistryServer, request: Request, prepared: Prepared, *, dry_run: bool = False) -> list[str]:
-    """Start the registry, or replace its pod if its certificate, login or configuration changed."""
+    """Start the registry, or replace its pod if its certificate, login or configuration changed.
+
+    Raises GpunodesError if another command has changed the Secret since: logins would get an old password.
+    """
     wanted = registry.deployment(request, prepared.material.certificate, prepared.material.htpasswd)
     if dry_run and not api.has_namespace():
         return [f"Deployment {NAME}"]
+    if not dry_run:
+        _check_current(api, prepared.material)
     return [each for each in [api.apply(wanted, dry_run=dry_run)] if each]
+
+
+def _check_current(api: RegistryServer, made: Material) -> None:
+    if credentials(api) != made:
+        raise GpunodesError(
+            "another command makes the registry at this moment", "one command at a time", "run the same command again"
+        )
 
 
 def wait(api: RegistryServer, limit_s: float, report: Report) -> None:
@@ -224,7 +239,11 @@ def status_of(api: RegistryServer) -> Status:
         )
     found = api.deployment()
     containers = (((found or {}).get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or [{}]
-    problem = api.why_not_ready(found) if found else "it has no Deployment; run `gpunodes registry up` again"
+    if read[1] <= time.time():
+        # Its pod is ready all the same: the kubelet's probes accept any certificate.
+        problem = f"its certificate ended {certificates.shown(read[1])}; run `gpunodes registry up` again"
+    else:
+        problem = api.why_not_ready(found) if found else "it has no Deployment; run `gpunodes registry up` again"
     return Status(
         public.address,
         registry.USER,
@@ -258,7 +277,10 @@ def down(
             return [], "", None
         address = api.address() if exists else ""
         folder = api.folder() if exists else ""
-        confirm(f"nodes can no longer pull from the registry; its images stay{f' in {folder}' if folder else ''}")
+        confirm(
+            "nodes can no longer pull from the registry, and pods with its images run until a container restarts "
+            f"(Kubernetes 1.35 and later); the images stay{f' in {folder}' if folder else ''}"
+        )
         removed = [] if options.dry_run else _stopped(api, address, report)
     ended = None
     if address:

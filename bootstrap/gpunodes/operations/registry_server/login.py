@@ -37,7 +37,7 @@ def forget(inventory: Inventory, server: str, namespaces: Sequence[str]) -> bool
     """Delete the records of these namespaces, of all by default; False if ``server`` is another registry."""
     with _at(inventory, server) as api:
         if api is not None:
-            logins.forget(api, server, namespaces)
+            logins.forget(api, namespaces)
         return api is not None
 
 

@@ -39,11 +39,10 @@ def record(api: RegistryServer, address: str, namespaces: Sequence[str]) -> None
             api.apply(registry.login_record(each.namespace, each.uid))
 
 
-def forget(api: RegistryServer, address: str, namespaces: Sequence[str] = ()) -> None:
-    """Delete the records of these namespaces, of all by default."""
-    for each in own(api, address):
-        if not namespaces or each.namespace in namespaces:
-            api.forget(each.namespace)
+def forget(api: RegistryServer, namespaces: Sequence[str] = ()) -> None:
+    """Delete the records of these namespaces, of all by default; also of logins that are no longer listed."""
+    for each in namespaces or api.recorded_namespaces():
+        api.forget(each)
 
 
 def renew(api: RegistryServer, address: str, found: Material, *, dry_run: bool = False) -> Renewed:

@@ -1,8 +1,8 @@
 """What the registry has in its Secret: a CA of its own, a certificate, and a user with a password.
 
-The CA is for this one registry, and nodes trust it at the registry's address only. ``up`` renews the certificate when a
-third of its life is left, and the CA long before it ends; nodes then trust the old and the new one. It keeps the
-password unless a new one is requested.
+The CA is for this one registry, and nodes trust it at the registry's address only. ``up`` renews the certificate when
+200 days are left, and the CA long before it ends; nodes then trust the old and the new one. It keeps the password
+unless a new one is requested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 _CA_DAYS, _DAYS = 3650, 365
-_RENEW_DAYS = _DAYS // 3
+# More than half a year: who runs `up` twice a year never lets it end.
+_RENEW_DAYS = 200
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{20,72}")
 """bcrypt uses 72 bytes of a password; longer ones the registry refuses."""
 _HASH = re.compile(rf"{USER}:\$2[aby]\$\d\d\$[./A-Za-z0-9]{{53}}\n")

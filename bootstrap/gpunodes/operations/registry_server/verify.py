@@ -27,6 +27,10 @@ _LIMIT_S = 300.0
 _POLL_S = 1.0
 _MOST = 10
 """Images of commands that were killed that one command deletes."""
+_ENDED_S = 3600.0
+"""After this time a command has ended: longer than one takes, and than the clocks of two controllers differ."""
+_NONCE = re.compile(r"(\d{10})-[0-9a-f]{16}-")
+"""What the pods and tags of one command have in their names: when it began, in seconds since 1970, and a number."""
 _PULLED = re.compile(r"sha256:[0-9a-f]{64}$")
 Report = Callable[[str], None]
 
@@ -71,7 +75,7 @@ def run(inventory: Inventory, report: Report) -> list[Pulled]:
         if not nodes:
             raise GpunodesError("no node is ready", "nodes that pull from the registry", "see `gpunodes status`")
         Registries(api.session).login(NAMESPACE, address, own.user, own.password)
-        api.end_verifying()
+        api.end_verifying(filter(_is_left, (str(each["metadata"]["name"]) for each in api.verifying())))
         report("pushing an image")
         with pushed(client, nodes.values()) as images:
             report(f"pulling it on {len(nodes)} nodes")
@@ -81,11 +85,10 @@ def run(inventory: Inventory, report: Report) -> list[Pulled]:
 @contextlib.contextmanager
 def pushed(client: Client, architectures: Any) -> Iterator[dict[str, tuple[str, str]]]:
     """An image for each architecture that is known: its tag and digest; they are deleted afterwards."""
-    # Those of a command that was killed.
-    for left in client.tags(IMAGES)[:_MOST]:
+    for left in list(filter(_is_left, client.tags(IMAGES)))[:_MOST]:
         if digest := client.digest_of(IMAGES, left, registry_image.MANIFEST):
             client.delete_manifest(IMAGES, digest)
-    nonce = secrets.token_hex(8)
+    nonce = f"{time.time():.0f}-{secrets.token_hex(8)}"
     made: dict[str, tuple[str, str]] = {}
     try:
         for each in sorted(set(architectures) & set(registry_image.ARCHITECTURES)):
@@ -106,6 +109,12 @@ def pushed(client: Client, architectures: Any) -> Iterator[dict[str, tuple[str, 
             client.delete_manifest(IMAGES, digest)
 
 
+def _is_left(name: str) -> bool:
+    """Whether a pod or a tag is of a command that was killed, and not of one that runs at the same time."""
+    found = _NONCE.search(name)
+    return found is None or abs(time.time() - int(found[1])) > _ENDED_S
+
+
 def pulled(
     api: RegistryServer,
     address: str,
@@ -116,13 +125,15 @@ def pulled(
     """Run the image of its architecture on each node; what each node did."""
     found: dict[str, Pulled] = {}
     waiting: dict[str, tuple[str, str]] = {}
+    own: list[str] = []
     try:
         for number, (node, architecture) in enumerate(sorted(nodes.items())):
             if architecture not in images:
                 found[node] = Pulled(node, "", f"there is no image for its architecture, {architecture[:50]}")
                 continue
             tag, digest = images[architecture]
-            name = f"verify-{tag.partition('-')[0]}-{number}"
+            name = f"verify-{tag.rpartition('-')[0]}-{number}"
+            own.append(name)
             image = f"{address}/{IMAGES}:{tag}"
             api.start(registry.verifying_pod(name, node, image, secret_name(address)))
             waiting[name] = (node, digest)
@@ -141,7 +152,7 @@ def pulled(
             if waiting:
                 time.sleep(_POLL_S)
     finally:
-        api.end_verifying()
+        api.end_verifying(own)
     return [found[node] for node in sorted(found)]
 
 
