@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 import signal
 import time
@@ -13,14 +14,16 @@ import pytest
 from gpunodes.engine import history, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
+from gpunodes.errors import GpunodesError
+from gpunodes.operations import power
 from gpunodes.operations.repair import commands
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair import record as recording
-from gpunodes.repair.policy import RepairLimits
+from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 from gpunodes.repair.request import RepairRequest
 
-from tests.repair_fleet import Fleet, bury, clean, fleet, hurry, outcomes, resume, run
+from tests.repair_fleet import Fleet, bury, clean, fleet, hurry, kill, outcomes, resume, run
 
 
 @pytest.fixture(autouse=True)
@@ -261,3 +264,55 @@ def test_a_running_repair_that_has_not_cordoned_yet_is_not_dropped(monkeypatch: 
     assert records.read("test") == {"w1": before}
     assert history.read("w1") == noted
     other.close()
+
+
+@pytest.mark.parametrize("go_on", [resume, run, functools.partial(run, without_cluster=True)])
+def test_a_repair_without_cluster_that_changed_nothing_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, go_on: Callable[[Fleet], Any]
+) -> None:
+    """The machine recovered in the same boot, and its node got pods again: the next timer rebooted it under them."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "collect", without_cluster=True)
+    place.machines["w1"].sick = False
+    place.api.add_pod("job", "w1")
+    go_on(place)
+    assert place.machines["w1"].done == []
+    assert "job" in place.api.pods
+    clean(place)
+
+
+def test_a_repair_without_cluster_is_not_resumed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node was never drained; the cold cycle would have come next."""
+    place = fleet(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}))
+    kill(place, monkeypatch, "reset", without_cluster=True)
+    done = list(place.machines["w1"].done)
+    place.api.add_pod("job", "w1")
+    (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    assert (found.decision, place.machines["w1"].done) == (Decision.REFUSE, done)
+    assert "begun with --without-cluster; resume it with that option" in found.why
+    assert outcomes(run(place, without_cluster=True))["w1"] is RepairOutcome.REPAIRED
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_user_ends_a_repair_without_cluster(monkeypatch: pytest.MonkeyPatch, busy: bool) -> None:
+    """Its record stayed, and the machine that a person had repaired was reset by the next command."""
+    place = fleet(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}))
+    kill(place, monkeypatch, "reset", without_cluster=True)
+    (entry,) = [each for each in place.all_machines() if each.name == "w1"]
+    if busy:
+        with records.claimed("w1", "test"), pytest.raises(GpunodesError, match="another command"):
+            power.clear(place, entry, without_cluster=True)
+        assert list(records.read("test")) == ["w1"]
+        return
+    power.clear(place, entry, without_cluster=True)
+    assert records.read("test") == {}
+
+
+def test_a_running_repair_without_cluster_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second command of the same user finds its record."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "collect", without_cluster=True)
+    before, noted = records.read("test"), history.read("w1", "test")
+    with records.claimed("w1", "test"):
+        resume(place)
+    assert (records.read("test"), history.read("w1", "test")) == (before, noted)

@@ -223,6 +223,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
     Raises GpunodesError if another command works on the machine.
     """
     if without_cluster:
+        _end_repair(fleet, machine)
         history.note(machine.name, fleet.cluster_name, history.EntryKind.CLEARED, "cleared", "")
         return ClearResult(machine.name, "", None)
     with avoidable():
@@ -241,9 +242,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
             # An unfinished repair ends too; what cannot be removed now is dropped by the next repair command.
             with contextlib.suppress(NoResponse, Refused):
                 leases.release(node.name)
-            if left := records.read(fleet.cluster_name).get(machine.name):
-                with records.claimed(machine.name, fleet.cluster_name):
-                    records.remove(left)
+            _end_repair(fleet, machine)
         history.note(
             machine.name,
             fleet.cluster_name,
@@ -255,3 +254,10 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
         return ClearResult(machine.name, node.name, schedulable)
     finally:
         session.close()
+
+
+def _end_repair(fleet: Fleet, machine: Machine) -> None:
+    """End a machine's unfinished repair on this controller; raises GpunodesError if another command works on it."""
+    if left := records.read(fleet.cluster_name).get(machine.name):
+        with records.claimed(machine.name, fleet.cluster_name):
+            records.remove(left)
