@@ -22,6 +22,8 @@ from gpunodes.repair import record as recording
 from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 from gpunodes.repair.request import RepairRequest
+from gpunodes.rollout.record import Disruption, RolloutRecord
+from gpunodes.rollout.record import Stage as RolloutStage
 
 from tests.repair_fleet import Fleet, bury, clean, fleet, hurry, kill, outcomes, resume, run
 
@@ -298,7 +300,7 @@ def test_a_user_ends_a_repair_without_cluster(monkeypatch: pytest.MonkeyPatch, b
     """Its record stayed, and the machine that a person had repaired was reset by the next command."""
     place = fleet(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}))
     kill(place, monkeypatch, "reset", without_cluster=True)
-    (entry,) = [each for each in place.all_machines() if each.name == "w1"]
+    entry = place.all_machines()[1]
     if busy:
         with records.claimed("w1", "test"), pytest.raises(GpunodesError, match="another command"):
             power.clear(place, entry, without_cluster=True)
@@ -316,3 +318,26 @@ def test_a_running_repair_without_cluster_is_not_dropped(monkeypatch: pytest.Mon
     with records.claimed("w1", "test"):
         resume(place)
     assert (records.read("test"), history.read("w1", "test")) == (before, noted)
+
+
+@pytest.mark.parametrize(
+    "end", [resume, lambda place: power.clear(place, place.all_machines()[1], without_cluster=False)]
+)
+def test_the_end_of_a_repair_keeps_the_record_of_a_roll_out(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[Fleet], Any]
+) -> None:
+    """A user had uncordoned the node, and a roll-out of another controller was killed on it."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "run_step")
+    bury(place)
+    place.uncordon("w1")
+    disrupts = Disruption.NODE
+    rollout = RolloutRecord(
+        "r1", "os", "w1", "test", "w1", disrupts, time.time(), stage=RolloutStage.APPLY, applied=True
+    )
+    lease = place.api.leases["gpunodes-machine-w1"]
+    lease["metadata"]["annotations"]["gpunodes.dev/record"] = rollout.text()
+    end(place)
+    assert records.read("test") == {}
+    (left,) = Leases(Cluster(place.session()), "rollout resume").observe()
+    assert (left.record, left.live) == (rollout.text(), False)

@@ -27,6 +27,7 @@ from gpunodes.model import Machine, Role
 from gpunodes.operations import claims
 from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.repair.context import Report, avoidable
+from gpunodes.repair import record as recording
 from gpunodes.repair.policy import Node
 
 
@@ -237,10 +238,12 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
         if node is None:
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")
         leases = Leases(cluster, "uncordon")
-        with leases.holding([node.name]):
+        with leases.holding([node.name]) as stored:
             schedulable = cluster.clear(node.name, leases.now())
             # An unfinished repair ends too; what cannot be removed now is dropped by the next repair command.
-            with contextlib.suppress(NoResponse, Refused):
+            # A roll-out's record stays in the Lease.
+            with contextlib.suppress(NoResponse, Refused, ValueError):
+                recording.parse(stored[node.name])
                 leases.release(node.name)
             _end_repair(fleet, machine)
         history.note(

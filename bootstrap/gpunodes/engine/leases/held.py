@@ -81,25 +81,24 @@ class Leases:
         self._check_conflicts([machine], alone=alone)
         return previous_record
 
-    def take_all(self, machines: Iterable[str], *, alone: bool = False, stops_api: bool = False) -> None:
-        """Lock several machines in the order of their names, all or none of them; as ``take``."""
-        taken: list[str] = []
+    def take_all(self, machines: Iterable[str], *, alone: bool = False, stops_api: bool = False) -> dict[str, str]:
+        """Lock several machines in the order of their names, all or none of them; as ``take``, by machine."""
+        taken: dict[str, str] = {}
         try:
             for machine in sorted({machine for machine in machines if lock_name(machine) not in self._own}):
-                self._take(lock_name(machine), machine, None, alone=alone, stops_api=stops_api)
-                taken.append(machine)
+                taken[machine] = self._take(lock_name(machine), machine, None, alone=alone, stops_api=stops_api)
         except BaseException:
             self._release_quietly(taken)
             raise
         if taken:
             self._check_conflicts(taken, alone=alone)
+        return taken
 
     @contextlib.contextmanager
-    def holding(self, machines: Iterable[str]) -> Iterator[None]:
-        """Hold the locks of several machines while inside, for a short action; raises as ``take_all``."""
+    def holding(self, machines: Iterable[str]) -> Iterator[dict[str, str]]:
+        """Hold the locks of several machines while inside, for a short action; as ``take_all``."""
         try:
-            self.take_all(machines)
-            yield
+            yield self.take_all(machines)
         finally:
             self.release_all()
             self.close()
@@ -188,7 +187,7 @@ class Leases:
             own.found = self._call("PUT", f"/{own.name}", own.taken(self.holder, self._duration_s, self.now())).body
         return own
 
-    def _check_conflicts(self, machines: list[str], *, alone: bool) -> None:
+    def _check_conflicts(self, machines: Iterable[str], *, alone: bool) -> None:
         """Release the locks on ``machines`` and raise where work on the control plane excludes other commands.
 
         Every command takes its locks first and checks then: of two concurrent commands at least one sees the other.

@@ -111,8 +111,12 @@ def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
     if command.leases and record.node:
         # Another command may hold it by now, and keeps it.
         with contextlib.suppress(GpunodesError):
-            command.leases.take(record.node, "")
-            command.leases.release(record.node)
+            stored = command.leases.take(record.node)
+            # Another repair, or a roll-out, may have left its record there since.
+            with contextlib.suppress(ValueError):
+                if recording.parse(stored).id == record.id:
+                    command.leases.release(record.node)
+            command.leases.release_unused(record.node)
 
 
 def _matches(command: RepairCommand, found: Records, nodes: Sequence[Node]) -> dict[str, Match]:
