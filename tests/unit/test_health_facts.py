@@ -103,6 +103,26 @@ def test_a_live_verdict_says_what_was_read() -> None:
     assert nothing.wanted.startswith("neither the kernel log nor nvidia-smi nor the PCI bus could be read (Operation")
 
 
+@pytest.mark.parametrize(
+    ("what", "cut", "state"),
+    [
+        ("journal", True, State.UNKNOWN),
+        ("log", False, State.UNKNOWN),
+        # The journal has the whole log then.
+        ("kmsg", False, State.HEALTHY),
+        # Long logs are bounded: what matters stays.
+        ("", True, State.HEALTHY),
+    ],
+)
+def test_a_kernel_log_that_was_read_in_part_is_unknown(what: str, cut: bool, state: State) -> None:
+    """An Xid may be in the part that the ring buffer lost."""
+    found = judged(with_(log={"cut": cut}, errors=[{"what": what, "error": "it took 15 s"}] if what else []))
+    assert found.state is state
+    assert found.wanted.startswith("the kernel log was read in part only (it took 15 s): pass ") is (
+        state is State.UNKNOWN
+    )
+
+
 @pytest.mark.parametrize("parts", [{}, {"smi": NO_SMI}])
 def test_a_machine_whose_kernel_log_could_not_be_read_is_unknown(parts: dict[str, Any]) -> None:
     """Whatever responds: the errors of a GPU, and tasks that hang, are in the log."""
