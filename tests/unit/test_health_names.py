@@ -149,11 +149,25 @@ def test_a_hang_that_has_passed_is_watched(form: str, tmp_path: Path) -> None:
     passed = live(text, tasks=[asleep("python3", ["pipe_read+0x1/0x2"], pid=7)])
     assert (passed.action, passed.state, passed.hung_in_driver) == (Action.NONE, State.DEGRADED, False)
     assert "nv_queue:4242" in passed.findings[0].message
-    # The probe did not see all threads; the thread that holds the lock may run.
+    # The probe did not see all threads.
     for what in ("tasks", "threads", "privilege"):
         assert live(text, tasks=[], errors=[{"what": what, "error": "x"}]).hung_in_driver
-    assert live(owner("nv_queue", [*OF_PROGRAM, FRAME]), tasks=[]).hung_in_driver
     assert verdict_on(tmp_path, log(text)).hung_in_driver
+
+
+def test_the_owner_of_a_lock_hangs_as_long_as_others_wait_for_it() -> None:
+    """It may run. The kernel wakes those that wait when it releases the lock."""
+    text = owner("nv_queue", [*OF_PROGRAM, FRAME])
+    waits, owns = asleep("cat", [""], pid=7), asleep("nv_queue", [""], pid=4242)
+    assert live(text, tasks=[waits]).hung_in_driver
+    assert live(text, tasks=[owns]).hung_in_driver
+    passed = live(text, tasks=[asleep("nv_queue", [""], pid=9)])
+    assert (passed.action, passed.state, passed.hung_in_driver) == (Action.NONE, State.DEGRADED, False)
+    assert "went on or ended since: nv_queue:4242" in passed.findings[0].message
+    # More wait than the evidence names, or one whose number the kernel did not write.
+    several = "".join(text.replace("cat:7", f"cat:{pid}") for pid in (7, 8, 8, 8, 11))
+    assert live(several, tasks=[asleep("cat", [""], pid=11)]).hung_in_driver
+    assert live(text.replace("cat:7 is", "cat is"), tasks=[]).hung_in_driver
 
 
 @pytest.mark.parametrize("header", ["[   60.000001] kernel: ", "[   60.000001] gpu-1 kernel: [   60.000001] "])

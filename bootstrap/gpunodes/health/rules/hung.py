@@ -39,16 +39,18 @@ def _tasks(records: Sequence[LogRecord]) -> str:
 def _went_on(facts: Facts | None, record: LogRecord) -> bool:
     """Whether a thread that the kernel reported sleeps no more, by a probe that saw all threads.
 
-    The report stays in the log until the next boot. Only a report of the thread itself counts: the owner of what it
-    waits for may run.
+    The report stays in the log until the next boot. The owner of a lock may run: it has the lock as long as one of
+    those sleeps that the kernel reported as waiting for it.
     """
-    pid = record.detail.rpartition(":")[2]
-    of_itself = bool(record.evidence) and not patterns.LOCK_OWNER.search(record.evidence[0].encode(errors="replace"))
-    if facts is None or not of_itself or not pid.isdigit():
+    if facts is None or any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):
         return False
-    if any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):
+    owned = (patterns.LOCK_OWNER.search(line.encode(errors="replace")) for line in record.evidence)
+    waiting = {(found[2] or b"").decode() for found in owned if found}
+    pids = {record.detail.rpartition(":")[2], *waiting}
+    # The evidence has the first lines only.
+    if len(waiting) < record.processes or not all(pid.isdigit() for pid in pids):
         return False
-    return not any(task.pid == int(pid) and task.state == "D" for task in facts.tasks)
+    return not any(str(task.pid) in pids and task.state == "D" for task in facts.tasks)
 
 
 def _proven(data: RuleInput, records: Sequence[LogRecord]) -> list[LogRecord]:
