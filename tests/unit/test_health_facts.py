@@ -282,6 +282,8 @@ def test_a_short_wait_in_the_driver_is_no_hang_whatever_else_is_seen(parts: dict
         with_(tasks=[task("[nvidia]", "+0x1/0x1 nvidia")]),
         with_(pci=[GPU, {**GPU, "address": "0000:5e:00.0", "driver": "vfio-pci"}]),
         with_(pci=[GPU, SWITCH], services={"nvidia-fabricmanager": "active"}),
+        # In a container.
+        with_(pci=[GPU, SWITCH], tasks=[task("nv-fabricmanage", "do_sys_poll+0x1/0x2", state="S")]),
         # Collectors that did not end.
         with_(pci=[GPU, {**GPU, "address": "0000:5e:00.0"}], errors=[{"what": "driver", "error": "late"}]),
         with_(expected={"gpus": 2}, errors=[{"what": "pci", "error": "late"}]),

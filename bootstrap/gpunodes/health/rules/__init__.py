@@ -239,7 +239,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "fabric-manager",
         "Fabric manager does not run on a machine with NVSwitches",
-        "PCI functions of NVSwitches, and the state of the service",
+        "PCI functions of NVSwitches, the state of the service, and no process of it, which may be in a container",
         "restart_app",
         FABRIC_GUIDE,
         fabric.fabric_manager,
