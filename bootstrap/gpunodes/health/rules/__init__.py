@@ -60,7 +60,7 @@ RULES: tuple[Rule, ...] = (
         "soft-lockup-in-driver",
         "A CPU is in a soft lockup in the NVIDIA driver",
         "the kernel's soft-lockup report, judged as that of a hung task",
-        "reboot; watch if a live machine's log has the name without a stack",
+        "reboot; watch if a live machine's log has the name without a stack, or no report for five minutes",
         "Linux kernel/watchdog.c",
         hung.soft_lockup_in_driver,
     ),

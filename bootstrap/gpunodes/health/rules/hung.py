@@ -16,6 +16,10 @@ SMI_STILL_S = 15.0
 """A nvidia-smi that has not moved for so many seconds, of the 20 s that it has, hangs."""
 SMI_SLOW_S = 300.0
 """A nvidia-smi that exists for so many seconds hangs, even if it moves: the driver can poll for a dead GPU."""
+LOCKUP_AGAIN_S = 300.0
+"""The kernel reports a soft lockup that continues every 20 to 30 seconds: after so many without one it has ended."""
+LOG_CLOCK_DRIFT = 1e-4
+"""By how much the clock of the kernel's log may be slower than that of the uptime, which is corrected."""
 
 
 def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
@@ -154,11 +158,22 @@ def silent_hung_tasks(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def soft_lockup_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.SOFT_LOCKUP)
-    if proven := _proven(data, records):
+    left = [record for record in records if not _lockup_ended(data.facts, record)]
+    if proven := _proven(data, left):
         message = "A CPU is in a soft lockup in the NVIDIA driver."
         yield rule.finding(Action.REBOOT, message, *_proven_first(proven))
+    elif left:
+        yield _named(rule, left)
     elif records:
-        yield _named(rule, records)
+        yield rule.finding(Action.NONE, "A CPU was in a soft lockup in the driver, and went on.", *records, watch=True)
+
+
+def _lockup_ended(facts: Facts | None, record: LogRecord) -> bool:
+    """Whether the kernel of a live machine has not reported a lockup again; its report stays in the log."""
+    last = record.last.monotonic
+    if facts is None or not facts.uptime_s or last is None:
+        return False
+    return facts.uptime_s - last > LOCKUP_AGAIN_S + facts.uptime_s * LOG_CLOCK_DRIFT
 
 
 def driver_crashed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
