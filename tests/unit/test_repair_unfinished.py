@@ -341,3 +341,23 @@ def test_the_end_of_a_repair_keeps_the_record_of_a_roll_out(
     assert records.read("test") == {}
     (left,) = Leases(Cluster(place.session()), "rollout resume").observe()
     assert (left.record, left.live) == (rollout.text(), False)
+
+
+@pytest.mark.parametrize("go_on", [resume, run])
+def test_a_repair_that_was_killed_at_its_very_end_ends_once(
+    monkeypatch: pytest.MonkeyPatch, go_on: Callable[[Fleet], Any]
+) -> None:
+    """Between the release of the lock and the removal of the record: metrics counted the repair twice."""
+    place = fleet(5, ["w1"])
+
+    def die(_: RepairRecord) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(records, "remove", die)
+        patch.setattr(Repairs, "interrupt", lambda _: None)
+        run(place)
+    assert [record.stage for record in records.read("test").values()] == [Stage.RELEASE]
+    go_on(place)
+    assert history.repairs("test") == {RepairOutcome.REPAIRED: 1}
+    clean(place)
