@@ -294,6 +294,28 @@ def test_no_trouble(facts: dict[str, Any]) -> None:
     assert judged(facts).findings == ()
 
 
+INIT_FAILED = "[9.0] NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x0:2142)\n"
+MINOR = "[9.0] NVRM: rm_init_adapter failed, device minor number 0\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "action"),
+    [
+        ({}, Action.NONE),
+        ({"smi": {"xml": XML.format("").replace("3B:", "5E:")}}, Action.REBOOT),
+        ({"smi": {"status": "failed"}}, Action.REBOOT),
+        # Without an address it may be this one, which has no driver.
+        ({"pci": [GPU, {**GPU, "address": "0000:5e:00.0", "driver": None}]}, Action.REBOOT),
+    ],
+    ids=["shown", "another is shown", "nvidia-smi fails", "not all are shown"],
+)
+def test_a_gpu_that_was_initialised_later_is_watched(parts: dict[str, Any], action: Action) -> None:
+    """The first attempt stays in the log until the next boot."""
+    found = judged(with_(log={"text": INIT_FAILED + MINOR}, **parts))
+    assert "start-up-failed" in {each.rule for each in found.findings}
+    assert found.action is action
+
+
 def test_without_usable_data_the_state_is_unknown() -> None:
     facts = with_(
         log=NO_LOG,

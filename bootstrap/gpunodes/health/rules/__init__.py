@@ -141,7 +141,7 @@ RULES: tuple[Rule, ...] = (
         "start-up-failed",
         "The driver cannot initialise a GPU",
         "`RmInitAdapter failed`, `rm_init_adapter failed`, `probe routine failed`, `request_irq() failed`, no MSI-X",
-        "reboot",
+        "reboot; watch if nvidia-smi of a live machine shows the GPU",
         NVRM,
         driver.start_up_failed,
     ),
