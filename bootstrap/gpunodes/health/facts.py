@@ -101,6 +101,10 @@ class Facts:
     errors: tuple[tuple[str, str], ...]
     """What the probe could not read, and why."""
 
+    def lacks(self, *collectors: str) -> bool:
+        """Whether one of these collectors of the probe reported that it could not read all."""
+        return any(what in collectors for what, _ in self.errors)
+
 
 def read(found: Mapping[str, Any]) -> Facts:
     """The typed facts from the probe's document, which must have the shape that ``shape.violation`` checks."""

@@ -99,8 +99,8 @@ def _wanted_live(found: probe.Facts) -> str:
     is_other_read = found.smi.status == "ok" or found.functions
     missing = "the kernel log" if is_other_read else "neither the kernel log nor nvidia-smi nor the PCI bus"
     why = next((f" ({clean(error.encode())})" for what, error in found.errors if what in _LOG_ERRORS and error), "")
-    is_root = all(what != "privilege" for what, _ in found.errors)
-    root = "" if is_root else "give the probe root (ansible_become; -K if sudo asks for a password), or "
+    advice = "give the probe root (ansible_become; -K if sudo asks for a password), or "
+    root = advice if found.lacks("privilege") else ""
     return f"{missing} could {'not ' if is_other_read else ''}be read{why}: {root}pass {_LOGS} to --from"
 
 

@@ -122,7 +122,7 @@ def uvm_fatal(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 def gpus_unused(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
     # The list of a collector that did not end lacks GPUs.
-    if facts is None or not facts.driver_loaded or any(what == "driver" for what, _ in facts.errors):
+    if facts is None or not facts.driver_loaded or facts.lacks("driver"):
         return
     bound = sum(function.is_gpu and function.driver == "nvidia" for function in facts.functions)
     shown = len(data.gpus) if facts.smi.status == "ok" else facts.driver_gpus

@@ -46,7 +46,7 @@ def _went_on(facts: Facts | None, record: LogRecord) -> bool:
     The report stays in the log until the next boot. The owner of a lock may run: it has the lock as long as one of
     those sleeps that the kernel reported as waiting for it.
     """
-    if facts is None or any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):
+    if facts is None or facts.lacks("tasks", "threads", "privilege"):
         return False
     owned = (patterns.LOCK_OWNER.search(line.encode(errors="replace")) for line in record.evidence)
     waiting = {(found[2] or b"").decode() for found in owned if found}
@@ -112,7 +112,7 @@ def _waits_elsewhere(facts: Facts) -> str:
         return ""
     if frames:
         return "an NFS server or a folder" if any(map(_is_nfs, frames)) else "something else"
-    if not any(what == "threads" for what, _ in facts.errors):
+    if not facts.lacks("threads"):
         return ""
     functions = [task.wchan for task in facts.tasks if task.state == "D" and task.wchan not in {"", "0"}]
     return "something unknown" if not functions or any(map(FILE_WAIT.match, functions)) else ""

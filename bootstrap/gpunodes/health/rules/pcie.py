@@ -20,7 +20,7 @@ def no_answer(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def gpus_missing(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     # The list of a collector that did not end lacks GPUs.
-    if data.facts is None or data.facts.expected is None or any(what == "pci" for what, _ in data.facts.errors):
+    if data.facts is None or data.facts.expected is None or data.facts.lacks("pci"):
         return
     present = sum(function.is_gpu for function in data.facts.functions)
     if present < data.facts.expected:
