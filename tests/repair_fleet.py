@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from gpunodes.engine import records
 from gpunodes.engine.cluster.connection import Response
+from gpunodes.engine.leases import expiry
 from gpunodes.engine.machine_control import Boot, StepResult
 from gpunodes.engine.power import Confirm, PowerProblem, Trouble
 from gpunodes.engine.remote.shell import Reached
@@ -396,7 +397,8 @@ class Fleet:
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
-    """Use the test's own state folder and very short time limits of escalation steps."""
+    """Use the test's own state folder and very short time limits of escalation steps; expired locks are not watched."""
+    monkeypatch.setattr(expiry, "WATCHED", 0.0)
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
     monkeypatch.setattr(EscalationStep, "limit", lambda self, hung: 0.1)
     made = tools.TimeLimits

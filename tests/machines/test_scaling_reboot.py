@@ -1,4 +1,4 @@
-"""Pools that scale by power, after a reboot of the control plane, and with a disruption budget. Not run yet."""
+"""Pools that scale by power, after a reboot of the control plane, and with a disruption budget."""
 
 from __future__ import annotations
 

@@ -103,6 +103,26 @@ def test_a_live_verdict_says_what_was_read() -> None:
     assert nothing.wanted.startswith("neither the kernel log nor nvidia-smi nor the PCI bus could be read (Operation")
 
 
+@pytest.mark.parametrize(
+    ("what", "cut", "state"),
+    [
+        ("journal", True, State.UNKNOWN),
+        ("log", False, State.UNKNOWN),
+        # The journal has the whole log then.
+        ("kmsg", False, State.HEALTHY),
+        # Long logs are bounded: what matters stays.
+        ("", True, State.HEALTHY),
+    ],
+)
+def test_a_kernel_log_that_was_read_in_part_is_unknown(what: str, cut: bool, state: State) -> None:
+    """An Xid may be in the part that the ring buffer lost."""
+    found = judged(with_(log={"cut": cut}, errors=[{"what": what, "error": "it took 15 s"}] if what else []))
+    assert found.state is state
+    assert found.wanted.startswith("the kernel log was read in part only (it took 15 s): pass ") is (
+        state is State.UNKNOWN
+    )
+
+
 @pytest.mark.parametrize("parts", [{}, {"smi": NO_SMI}])
 def test_a_machine_whose_kernel_log_could_not_be_read_is_unknown(parts: dict[str, Any]) -> None:
     """Whatever responds: the errors of a GPU, and tasks that hang, are in the log."""
@@ -262,11 +282,38 @@ def test_a_short_wait_in_the_driver_is_no_hang_whatever_else_is_seen(parts: dict
         with_(tasks=[task("[nvidia]", "+0x1/0x1 nvidia")]),
         with_(pci=[GPU, {**GPU, "address": "0000:5e:00.0", "driver": "vfio-pci"}]),
         with_(pci=[GPU, SWITCH], services={"nvidia-fabricmanager": "active"}),
+        # In a container.
+        with_(pci=[GPU, SWITCH], tasks=[task("nv-fabricmanage", "do_sys_poll+0x1/0x2", state="S")]),
+        # Collectors that did not end.
+        with_(pci=[GPU, {**GPU, "address": "0000:5e:00.0"}], errors=[{"what": "driver", "error": "late"}]),
+        with_(expected={"gpus": 2}, errors=[{"what": "pci", "error": "late"}]),
         with_(log={"text": "[1.0] worker: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"}),
     ],
 )
 def test_no_trouble(facts: dict[str, Any]) -> None:
     assert judged(facts).findings == ()
+
+
+INIT_FAILED = "[9.0] NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x0:2142)\n"
+MINOR = "[9.0] NVRM: rm_init_adapter failed, device minor number 0\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "action"),
+    [
+        ({}, Action.NONE),
+        ({"smi": {"xml": XML.format("").replace("3B:", "5E:")}}, Action.REBOOT),
+        ({"smi": {"status": "failed"}}, Action.REBOOT),
+        # Without an address it may be this one, which has no driver.
+        ({"pci": [GPU, {**GPU, "address": "0000:5e:00.0", "driver": None}]}, Action.REBOOT),
+    ],
+    ids=["shown", "another is shown", "nvidia-smi fails", "not all are shown"],
+)
+def test_a_gpu_that_was_initialised_later_is_watched(parts: dict[str, Any], action: Action) -> None:
+    """The first attempt stays in the log until the next boot."""
+    found = judged(with_(log={"text": INIT_FAILED + MINOR}, **parts))
+    assert "start-up-failed" in {each.rule for each in found.findings}
+    assert found.action is action
 
 
 def test_without_usable_data_the_state_is_unknown() -> None:

@@ -57,7 +57,7 @@ def live(text: str, **parts: Any) -> Verdict:
     """The verdict on a live machine: threads that the kernel reported as hung still sleep, but for other ``tasks``."""
     reported = r":(\d+) (?:blocked (?:in I/O wait )?|can't die )for more than|state:D [^\n]* pid:(\d+)"
     still = [asleep("x", [""], pid=int("".join(pids))) for pids in re.findall(reported, text)]
-    return judged(with_(**{"log": {"text": log(text).decode()}, "tasks": still, **parts}))
+    return judged(with_(**{"log": {"text": log(text).decode()}, "tasks": still, "uptime_s": 1060.0, **parts}))
 
 
 REPORTS = pytest.mark.parametrize("report", [hung, owner, unfrozen, lockup, oops])
@@ -149,11 +149,25 @@ def test_a_hang_that_has_passed_is_watched(form: str, tmp_path: Path) -> None:
     passed = live(text, tasks=[asleep("python3", ["pipe_read+0x1/0x2"], pid=7)])
     assert (passed.action, passed.state, passed.hung_in_driver) == (Action.NONE, State.DEGRADED, False)
     assert "nv_queue:4242" in passed.findings[0].message
-    # The probe did not see all threads; the thread that holds the lock may run.
+    # The probe did not see all threads.
     for what in ("tasks", "threads", "privilege"):
         assert live(text, tasks=[], errors=[{"what": what, "error": "x"}]).hung_in_driver
-    assert live(owner("nv_queue", [*OF_PROGRAM, FRAME]), tasks=[]).hung_in_driver
     assert verdict_on(tmp_path, log(text)).hung_in_driver
+
+
+def test_the_owner_of_a_lock_hangs_as_long_as_others_wait_for_it() -> None:
+    """It may run. The kernel wakes those that wait when it releases the lock."""
+    text = owner("nv_queue", [*OF_PROGRAM, FRAME])
+    waits, owns = asleep("cat", [""], pid=7), asleep("nv_queue", [""], pid=4242)
+    assert live(text, tasks=[waits]).hung_in_driver
+    assert live(text, tasks=[owns]).hung_in_driver
+    passed = live(text, tasks=[asleep("nv_queue", [""], pid=9)])
+    assert (passed.action, passed.state, passed.hung_in_driver) == (Action.NONE, State.DEGRADED, False)
+    assert "went on or ended since: nv_queue:4242" in passed.findings[0].message
+    # More wait than the evidence names, or one whose number the kernel did not write.
+    several = "".join(text.replace("cat:7", f"cat:{pid}") for pid in (7, 8, 8, 8, 11))
+    assert live(several, tasks=[asleep("cat", [""], pid=11)]).hung_in_driver
+    assert live(text.replace("cat:7 is", "cat is"), tasks=[]).hung_in_driver
 
 
 @pytest.mark.parametrize("header", ["[   60.000001] kernel: ", "[   60.000001] gpu-1 kernel: [   60.000001] "])
@@ -162,6 +176,34 @@ def test_frames_behind_the_headers_of_journalctl(header: str, tmp_path: Path) ->
     text = "".join(f"{header}{line}\n" for line in hung("python3", [*OF_KERNEL_THREAD, FRAME]).splitlines())
     found = verdict_on(tmp_path, text.encode())
     assert (found.action, found.hung_in_driver) == (Action.REBOOT, True)
+
+
+DAYS_S = 86400.0
+
+
+@pytest.mark.parametrize(
+    ("reported_s", "uptime_s", "action"),
+    [
+        (1000.0, 1290.0, Action.REBOOT),
+        (1000.0, 1310.0, Action.NONE),
+        (1000.0, 90 * DAYS_S, Action.NONE),
+        # The clock of the log is not corrected: after months it may be minutes behind.
+        (90 * DAYS_S - 600, 90 * DAYS_S, Action.REBOOT),
+        (1000.0, 0.0, Action.REBOOT),
+    ],
+    ids=["just reported", "passed", "long passed", "the log's clock", "an unknown uptime"],
+)
+def test_a_soft_lockup_that_has_passed_is_watched(
+    reported_s: float, uptime_s: float, action: Action, tmp_path: Path
+) -> None:
+    """One of 20 s stays in the log until the next boot. The kernel reports one that continues again."""
+    lines = lockup("python3", [*OF_PROGRAM, FRAME]).splitlines()
+    text = "".join(f"[{reported_s:.6f}] {line}\n" for line in lines)
+    found = judged(with_(log={"text": text}, uptime_s=uptime_s))
+    state = State.SICK if action is Action.REBOOT else State.DEGRADED
+    assert [each.rule for each in found.findings] == ["soft-lockup-in-driver"]
+    assert (found.action, found.state) == (action, state)
+    assert verdict_on(tmp_path, text.encode()).action is Action.REBOOT
 
 
 OWN: dict[str, Any] = {"status": "timeout", "pid": 4242, "task_state": "D", "still_s": 20.0, "xml": None}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.cluster.listed import Listed
-from gpunodes.engine.leases import holders
+from gpunodes.engine.leases import expiry, holders
 from gpunodes.engine.leases.errors import Held, Lost, Unsure
 from gpunodes.engine.leases.held import Leases
 from gpunodes.engine.leases.holders import dead_here, identity
@@ -32,6 +34,8 @@ from tests import repair_fleet
 from tests.repair_fleet import LEASES, Api, Fleet, fleet, hurry
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
+ENDED = "/".join([identity("repair").rsplit("/", 3)[0], "1", "0", "x"])
+"""A command on this host whose process has ended."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +51,16 @@ class Connection:
     def __init__(self, api: Api) -> None:
         self._api = api
         self.cut = False
+        self.ahead_s = 0.0
+        """By how much the clock of its control plane is ahead."""
 
     def request(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", keep: Sequence[str] = ()
     ) -> Response:
-        return Response(0, None, "cut", 0.0) if self.cut else self._api.request(method, path, body, kind, keep)
+        if self.cut:
+            return Response(0, None, "cut", 0.0)
+        response = self._api.request(method, path, body, kind, keep)
+        return dataclasses.replace(response, time=response.time + self.ahead_s)
 
     def close(self) -> None:
         pass
@@ -272,6 +281,91 @@ def test_a_lock_survives_a_short_restart_of_the_control_plane() -> None:
         with pytest.raises(Lost, match="ann@desk"):
             ours.confirm("w2")
         assert not isinstance(ours.lost(), Unsure)
+
+
+# Clocks of control planes
+
+
+@pytest.mark.parametrize("ahead_s", [-10.0, 10.0])
+@pytest.mark.parametrize(("theirs", "ours"), [("w1", "w1"), ("w1", "control-1"), ("control-1", "w2")])
+def test_a_lock_is_held_whatever_the_clock_of_another_control_plane_shows(
+    monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str, ahead_s: float
+) -> None:
+    """Each command uses another control plane: the Lease of one looked expired to the other, and both worked."""
+    monkeypatch.setattr(expiry, "WATCHED", 1 / 3)
+    api = Api()
+    ahead = Connection(api)
+    ahead.ahead_s = ahead_s
+    with operator(Connection(api), ANN) as anns, operator(ahead) as other:
+        anns.take(theirs, alone=theirs == "control-1")
+        with pytest.raises(Held, match=f"^{theirs} is locked by .* of ann@desk"):
+            other.take(ours, alone=ours == "control-1")
+        anns.confirm(theirs)
+        assert [lease["spec"]["holderIdentity"] for lease in api.leases.values()] == [ANN]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long a command watched expired Leases, in seconds; the clock is that of the test."""
+    slept: list[float] = []
+    monkeypatch.setattr(expiry, "WATCHED", 1 / 3)
+    monkeypatch.setattr(expiry, "clock", lambda: sum(slept))
+    monkeypatch.setattr(expiry, "time", SimpleNamespace(sleep=slept.append))
+    return slept
+
+
+def expired(api: Api, *machines: str) -> None:
+    """The Leases of a command on another controller that ended by `kill -9`."""
+    with operator(Connection(api), ANN) as anns:
+        anns.take_all(machines)
+    for lease in api.leases.values():
+        lease["spec"]["renewTime"] = "2020-01-01T00:00:00.000000Z"
+
+
+def test_expired_locks_that_are_taken_together_are_watched_together(waits: list[float]) -> None:
+    api = Api()
+    expired(api, "w1", "w2", "w3")
+    with operator(Connection(api)) as ours:
+        ours.take_all(["w0", "w1", "w2", "w3"])
+        assert sum(waits) == pytest.approx(1.0)
+        ours.release_all()
+        ours.take("control-1", alone=True)
+    assert sum(waits) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("spec", [{}, {"holderIdentity": ENDED}])
+def test_a_lock_without_a_holder_or_of_one_that_ended_here_is_not_watched(spec: Any, waits: list[float]) -> None:
+    api = Api()
+    expired(api, "w1")
+    api.leases[lock_name("w1")]["spec"] = spec
+    with operator(Connection(api)) as ours:
+        ours.take("w1")
+    assert waits == []
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_lock_that_changes_while_it_is_watched(
+    monkeypatch: pytest.MonkeyPatch, waits: list[float], released: bool
+) -> None:
+    """Its holder renews it by a clock that is far behind, or ends."""
+    api = Api()
+    expired(api, "w1")
+
+    def change(_: float) -> None:
+        waits.append(1.0)
+        if released:
+            del api.leases[lock_name("w1")]
+        else:
+            api.version += 1
+            api.leases[lock_name("w1")]["metadata"]["resourceVersion"] = str(api.version)
+
+    monkeypatch.setattr(expiry, "time", SimpleNamespace(sleep=change))
+    with operator(Connection(api)) as ours:
+        if released:
+            ours.take("w1")
+        else:
+            with pytest.raises(Held, match="ann@desk"):
+                ours.take("w1")
 
 
 # Commands that do not run for a while

@@ -25,7 +25,7 @@ from gpunodes.ansible.module_utils.probe.deduplicator import Deduplicator
 from gpunodes.ansible.module_utils.probe.options import TEXT_BYTES, ProbeOptions
 from gpunodes.engine.remote import answers, programs
 from gpunodes.health import judge, shape
-from gpunodes.health.model import SiteRules
+from gpunodes.health.model import SiteRules, State
 
 SOURCES = [
     *programs.sources("probe.document").values(),
@@ -298,6 +298,19 @@ def test_hanging_journal_costs_only_its_own_lines(root: Root) -> None:
     assert any("journalctl" in error["error"] for error in facts["errors"])
 
 
+@pytest.mark.parametrize("script", ["", "echo '[   50.000000] host kernel: newest'"], ids=["no journal", "later lines"])
+def test_a_ring_buffer_that_no_journal_completes_is_an_error(root: Root, script: str) -> None:
+    root.write("dev/kmsg", kmsg([(50.0, "newest")], first=900))
+    if script:
+        root.program("journalctl", script)
+    facts = root.read()
+    assert (facts["log"]["source"], facts["log"]["cut"]) == ("kmsg", True)
+    assert [error["error"] for error in facts["errors"] if error["what"] == "journal"] == [
+        "it has none of the lines that the ring buffer lost"
+    ]
+    assert judge.judge_facts("gpu-1", facts, SiteRules()).state is State.UNKNOWN
+
+
 def test_expected_gpus_come_from_the_boot_log(root: Root) -> None:
     root.write(
         "dev/kmsg",
@@ -386,6 +399,34 @@ def test_other_reports_of_stuck_tasks_stay_complete(first: str) -> None:
     report = [*([hung] if "owned" in first else []), first, "Call Trace:", " os_acquire_mutex+0x37/0x40 [nvidia]"]
     text, _, cut = deduplicator([(float(n), line) for n in range(60) for line in report])
     assert (cut, text.count("[nvidia]")) == (False, 60)
+
+
+CRASH = "{0}[{1}]: segfault at 0 ip 000056264eafb132 sp 00007fffd0f082e0 error 6 in {0}[56264eafb000+1000]"
+
+
+@pytest.mark.parametrize(
+    ("line", "before"),
+    [
+        (CRASH.replace("{0}", "nvidia-{0}"), 14_000),
+        (CRASH.replace("{0}", "NVRM: {0}"), 14_000),
+        ("NVRM: API mismatch: the client '{0}' (pid {1}) has the version 1.{0}, but this module has 580.1.", 14_000),
+        ("NVRM: Xid (PCI:0000:3b:00): 31, pid={1}, name={0}, Ch 00000007, intr 00000000. MMU Fault: ENGINE x", 14_000),
+        (CRASH, 6_000),
+    ],
+    ids=["the driver's name", "the driver's prefix", "versions", "Xids", "more patterns than are counted"],
+)
+def test_lines_that_a_pod_causes_do_not_push_out_the_drivers(
+    monkeypatch: pytest.MonkeyPatch, line: str, before: int
+) -> None:
+    """Its processes have any names. The driver's lines among them were lost, and the GPU counted as healthy."""
+    monkeypatch.setattr(Deduplicator, "_MAX_PATTERNS", max(5_000, before))
+    names = ("".join(chr(103 + (n >> shift) % 16) for shift in range(0, 16, 4)) for n in range(20_000))
+    lines = [(float(n), line.format(name, n) + "x" * 80) for n, name in enumerate(names)]
+    xid = "NVRM: Xid (PCI:0000:5e:00): 79, pid=7, name=x, GPU has fallen off the bus."
+    lines.insert(before, (float(before), xid))
+    text, _, _ = deduplicator(lines)
+    assert xid in text
+    assert len(text) <= TEXT_BYTES
 
 
 @pytest.mark.long

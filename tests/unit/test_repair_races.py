@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import threading
 import time
@@ -23,7 +24,7 @@ from gpunodes.errors import GpunodesError
 from gpunodes.health.model import Action
 from gpunodes.model import Machine
 from gpunodes.operations import maintenance, power
-from gpunodes.operations.repair import commands, escalating
+from gpunodes.operations.repair import commands, context, escalating
 from gpunodes.repair.escalation import EscalationStep
 from gpunodes.repair.flow import StepOutcome
 from gpunodes.repair.policy import Budget, Decision, RepairLimits
@@ -430,3 +431,33 @@ def test_the_repair_of_the_control_plane_holds_the_ssh_lock(monkeypatch: pytest.
     ((command, holder),) = held
     assert command == "health"
     assert "/health/" in holder
+
+
+@pytest.mark.parametrize(
+    ("bmc", "network", "limit_s"),
+    [("none", False, 5), ("good", True, 0)],
+    ids=["the API", "the controller's network, at the time limit"],
+)
+def test_an_outage_during_the_verification_is_no_failure_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, bmc: str, network: bool, limit_s: int
+) -> None:
+    """The record had the cold cycle by the time the lock was lost, or that the machine needs manual repair."""
+    place = fleet(5, ["w1"], bmc=bmc)
+    machine, scan, given = place.machines["w1"], place.scan, place.settings()
+    monkeypatch.setattr(place, "settings", lambda: {**given, "gpunodes_repair_verify_timeout": limit_s})
+    monkeypatch.setattr(context, "Cluster", functools.partial(Cluster, patience_s=0.1))
+
+    def gone(machines: Any, *, full: bool = True) -> Any:
+        if machine.done and not place.api.down:
+            place.api.down, machine.sshd = True, not network
+            machine.sick = not network
+        return scan(machines, full=full)
+
+    monkeypatch.setattr(place, "scan", gone)
+    assert run(place)["w1"].outcome is RepairOutcome.NOT_REPAIRED
+    assert (records.read("test")["w1"].stage, machine.done) == (Stage.VERIFY, ["reboot"])
+    monkeypatch.setattr(place, "scan", scan)
+    place.api.down, machine.sshd, machine.sick = False, True, False
+    time.sleep(1.2)
+    assert run(place)["w1"].outcome is RepairOutcome.REPAIRED
+    assert machine.done == ["reboot"]

@@ -67,6 +67,8 @@ def test_command_reads_its_input_or_ignores_it() -> None:
         ("ssh: connect to host 10.0.0.1 port 22: Connection refused", Reached.REFUSED),
         ("Connection timed out during banner exchange", Reached.REFUSED),
         ("kex_exchange_identification: read: Connection reset by peer", Reached.REFUSED),
+        ("System is going down. See pam_nologin(8).\nConnection closed by 10.0.0.1 port 22", Reached.REFUSED),
+        ("Connection closed by remote host\nConnection closed by UNKNOWN port 65535", Reached.NO_RESPONSE),
         ("ssh: connect to host 10.0.0.1 port 22: Connection timed out", Reached.NO_RESPONSE),
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", Reached.NO_RESPONSE),
     ],

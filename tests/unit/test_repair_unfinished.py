@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 import signal
 import time
@@ -13,14 +14,18 @@ import pytest
 from gpunodes.engine import history, records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.leases.held import Leases
+from gpunodes.errors import GpunodesError
+from gpunodes.operations import power
 from gpunodes.operations.repair import commands
 from gpunodes.operations.repair.running import Repairs
 from gpunodes.repair import record as recording
-from gpunodes.repair.policy import RepairLimits
+from gpunodes.repair.policy import Decision, RepairLimits
 from gpunodes.repair.record import RepairOutcome, RepairRecord, Stage
 from gpunodes.repair.request import RepairRequest
+from gpunodes.rollout.record import Disruption, RolloutRecord
+from gpunodes.rollout.record import Stage as RolloutStage
 
-from tests.repair_fleet import Fleet, bury, clean, fleet, hurry, outcomes, resume, run
+from tests.repair_fleet import Fleet, bury, clean, fleet, hurry, kill, outcomes, resume, run
 
 
 @pytest.fixture(autouse=True)
@@ -261,3 +266,98 @@ def test_a_running_repair_that_has_not_cordoned_yet_is_not_dropped(monkeypatch: 
     assert records.read("test") == {"w1": before}
     assert history.read("w1") == noted
     other.close()
+
+
+@pytest.mark.parametrize("go_on", [resume, run, functools.partial(run, without_cluster=True)])
+def test_a_repair_without_cluster_that_changed_nothing_is_not_resumed(
+    monkeypatch: pytest.MonkeyPatch, go_on: Callable[[Fleet], Any]
+) -> None:
+    """The machine recovered in the same boot, and its node got pods again: the next timer rebooted it under them."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "collect", without_cluster=True)
+    place.machines["w1"].sick = False
+    place.api.add_pod("job", "w1")
+    go_on(place)
+    assert place.machines["w1"].done == []
+    assert "job" in place.api.pods
+    clean(place)
+
+
+def test_a_repair_without_cluster_is_not_resumed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node was never drained; the cold cycle would have come next."""
+    place = fleet(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}))
+    kill(place, monkeypatch, "reset", without_cluster=True)
+    done = list(place.machines["w1"].done)
+    place.api.add_pod("job", "w1")
+    (found,) = [each for each in run(place).machines if each.machine == "w1"]
+    assert (found.decision, place.machines["w1"].done) == (Decision.REFUSE, done)
+    assert "begun with --without-cluster; resume it with that option" in found.why
+    assert outcomes(run(place, without_cluster=True))["w1"] is RepairOutcome.REPAIRED
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_user_ends_a_repair_without_cluster(monkeypatch: pytest.MonkeyPatch, busy: bool) -> None:
+    """Its record stayed, and the machine that a person had repaired was reset by the next command."""
+    place = fleet(5, ["w1"], deaf=frozenset({"reboot", "force", "sysrq"}))
+    kill(place, monkeypatch, "reset", without_cluster=True)
+    entry = place.all_machines()[1]
+    if busy:
+        with records.claimed("w1", "test"), pytest.raises(GpunodesError, match="another command"):
+            power.clear(place, entry, without_cluster=True)
+        assert list(records.read("test")) == ["w1"]
+        return
+    power.clear(place, entry, without_cluster=True)
+    assert records.read("test") == {}
+
+
+def test_a_running_repair_without_cluster_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second command of the same user finds its record."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "collect", without_cluster=True)
+    before, noted = records.read("test"), history.read("w1", "test")
+    with records.claimed("w1", "test"):
+        resume(place)
+    assert (records.read("test"), history.read("w1", "test")) == (before, noted)
+
+
+@pytest.mark.parametrize(
+    "end", [resume, lambda place: power.clear(place, place.all_machines()[1], without_cluster=False)]
+)
+def test_the_end_of_a_repair_keeps_the_record_of_a_roll_out(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[Fleet], Any]
+) -> None:
+    """A user had uncordoned the node, and a roll-out of another controller was killed on it."""
+    place = fleet(5, ["w1"])
+    kill(place, monkeypatch, "run_step")
+    bury(place)
+    place.uncordon("w1")
+    disrupts = Disruption.NODE
+    rollout = RolloutRecord(
+        "r1", "os", "w1", "test", "w1", disrupts, time.time(), stage=RolloutStage.APPLY, applied=True
+    )
+    lease = place.api.leases["gpunodes-machine-w1"]
+    lease["metadata"]["annotations"]["gpunodes.dev/record"] = rollout.text()
+    end(place)
+    assert records.read("test") == {}
+    (left,) = Leases(Cluster(place.session()), "rollout resume").observe()
+    assert (left.record, left.live) == (rollout.text(), False)
+
+
+@pytest.mark.parametrize("go_on", [resume, run])
+def test_a_repair_that_was_killed_at_its_very_end_ends_once(
+    monkeypatch: pytest.MonkeyPatch, go_on: Callable[[Fleet], Any]
+) -> None:
+    """Between the release of the lock and the removal of the record: metrics counted the repair twice."""
+    place = fleet(5, ["w1"])
+
+    def die(_: RepairRecord) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(records, "remove", die)
+        patch.setattr(Repairs, "interrupt", lambda _: None)
+        run(place)
+    assert [record.stage for record in records.read("test").values()] == [Stage.RELEASE]
+    go_on(place)
+    assert history.repairs("test") == {RepairOutcome.REPAIRED: 1}
+    clean(place)

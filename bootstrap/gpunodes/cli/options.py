@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +20,16 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """A number with limits, by this name in errors."""
+    """A finite number with limits, by this name in errors."""
 
     name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """As click: fails for a value out of range."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
 
 
 class Whole(click.IntRange):

@@ -13,7 +13,7 @@ from gpunodes.model import Kubeconfig
 
 @click.command()
 @click.argument("machine", shell_complete=complete.machines)
-@click.option("--without-cluster", is_flag=True, help="Clear it in the history of this controller only.")
+@click.option("--without-cluster", is_flag=True, help="Clear it, and an unfinished repair, on this controller only.")
 @options.kubeconfig_option
 @options.inventory_option
 @options.json_option

@@ -81,6 +81,8 @@ class Facts:
     """What the probe found."""
 
     boot_id: str | None
+    uptime_s: float
+    """Seconds since the boot; 0 if it could not be read."""
     gpus_reset_s: float | None
     """Time of the last GPU reset, in seconds since the boot."""
     log: str
@@ -99,6 +101,10 @@ class Facts:
     errors: tuple[tuple[str, str], ...]
     """What the probe could not read, and why."""
 
+    def lacks(self, *collectors: str) -> bool:
+        """Whether one of these collectors of the probe reported that it could not read all."""
+        return any(what in collectors for what, _ in self.errors)
+
 
 def read(found: Mapping[str, Any]) -> Facts:
     """The typed facts from the probe's document, which must have the shape that ``shape.violation`` checks."""
@@ -106,6 +112,7 @@ def read(found: Mapping[str, Any]) -> Facts:
     boot_id = found["boot_id"] or ""
     return Facts(
         boot_id=boot_id if re.fullmatch(r"[0-9a-fA-F-]{32,36}", boot_id) else None,
+        uptime_s=found["uptime_s"],
         gpus_reset_s=found.get("gpus_reset_s"),
         log=log["text"][:_LOG],
         log_source=_text(log["source"]),

@@ -82,7 +82,10 @@ def judge_files(
 
 _LOGS = "the kernel log since the boot (journalctl -k -b), and the output of nvidia-smi -q"
 _LOG_ERRORS = {"log", "kmsg", "journal"}
-"""The names under which the probe reports why it could not read the kernel log."""
+"""The names under which the probe reports why it could not read the kernel log.
+
+Without the ring buffer (kmsg) the journal has the whole log.
+"""
 
 
 def _wanted_live(found: probe.Facts) -> str:
@@ -91,12 +94,13 @@ def _wanted_live(found: probe.Facts) -> str:
     A driver that responds does not replace the log: most errors of a GPU, and tasks that hang, are only there.
     """
     if found.log_source:
-        return ""
+        why = next((error for what, error in found.errors if what in _LOG_ERRORS - {"kmsg"}), "")
+        return why and f"the kernel log was read in part only ({clean(why.encode())}): pass {_LOGS} to --from"
     is_other_read = found.smi.status == "ok" or found.functions
     missing = "the kernel log" if is_other_read else "neither the kernel log nor nvidia-smi nor the PCI bus"
     why = next((f" ({clean(error.encode())})" for what, error in found.errors if what in _LOG_ERRORS and error), "")
-    is_root = all(what != "privilege" for what, _ in found.errors)
-    root = "" if is_root else "give the probe root (ansible_become; -K if sudo asks for a password), or "
+    advice = "give the probe root (ansible_become; -K if sudo asks for a password), or "
+    root = advice if found.lacks("privilege") else ""
     return f"{missing} could {'not ' if is_other_read else ''}be read{why}: {root}pass {_LOGS} to --from"
 
 

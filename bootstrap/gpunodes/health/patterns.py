@@ -223,11 +223,11 @@ HUNG_TASK = re.compile(
     rb"(?:blocked\s+(?:in\s+I/O\s+wait\s+)?for\s+more\s|can't\s+die\s+for\s+more\s)"
 )  # fmt: skip
 LOCK_OWNER = re.compile(
-    rb"(?:INFO:\s+)?task\s+\S[^\n]{0,60}?\s+(?:<\w+>\s+)?(?:is\s+)?blocked\s+on\s+an?\s+[\w-]+\s+likely\s+(?:owned|last\s+held)\s+by\s+"
-    + _TASK
+    rb"(?:INFO:\s+)?" + _TASK + rb"\s+(?:<\w+>\s+)?(?:is\s+)?blocked\s+on\s+an?\s+[\w-]+"
+    rb"\s+likely\s+(?:owned|last\s+held)\s+by\s+" + _TASK +
     # A name may contain anything, and the kernel writes nothing after it: so only the end of the line ends it.
-    + rb"(?=\.?(?:\s+<\w+>)?[\]\"'})\t\r ]*(?:\n|\Z))"
-)
+    rb"(?=\.?(?:\s+<\w+>)?[\]\"'})\t\r ]*(?:\n|\Z))"
+)  # fmt: skip
 NOT_FROZEN = re.compile(
     rb"Freezing\s+(?:of\s+)?(?:user\s+space\s+processes|(?:remaining\s+freezable\s+)?tasks)\s+failed"
     rb"\s+after\s[^\n]{0,40}refusing\s+to\s+freeze"

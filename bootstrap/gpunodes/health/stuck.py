@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import string
@@ -118,14 +119,16 @@ def _stuck(report: _StuckReport, window: bytes, position: int) -> Iterator[LineM
 def _owner(window: bytes, position: int) -> Iterator[LineMatch]:
     """The task that holds what a hung task waits for. Its stack follows, unless it is reported as hung itself.
 
-    It hangs in the driver under the same conditions as a task that is reported as hung.
+    It hangs in the driver under the same conditions as a task that is reported as hung. The process is the one that
+    waits.
     """
     found = match_at(patterns.LOCK_OWNER, window, position)
     if found:
         end = _report_end(window, found, patterns.AFTER_HUNG_TASK, AHEAD)
-        in_driver, proof = _in_driver(found[1], window, found.end(), end)
-        task = _task(*found.groups()) if in_driver else b""
-        yield _match(LineKind.HUNG_TASK if in_driver else None, window, found, task=task, proof=proof)
+        _, waiter, name, pid = found.groups()
+        in_driver, proof = _in_driver(name, window, found.end(), end)
+        task, kind = (_task(name, pid), LineKind.HUNG_TASK) if in_driver else (b"", None)
+        yield dataclasses.replace(_match(kind, window, found, task=task, proof=proof), process=waiter or b"?")
 
 
 def _blocked(window: bytes, position: int) -> Iterator[LineMatch]:

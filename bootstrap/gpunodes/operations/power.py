@@ -27,6 +27,7 @@ from gpunodes.model import Machine, Role
 from gpunodes.operations import claims
 from gpunodes.operations.autoscale import switched_on
 from gpunodes.operations.repair.context import Report, avoidable
+from gpunodes.repair import record as recording
 from gpunodes.repair.policy import Node
 
 
@@ -223,6 +224,7 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
     Raises GpunodesError if another command works on the machine.
     """
     if without_cluster:
+        _end_repair(fleet, machine)
         history.note(machine.name, fleet.cluster_name, history.EntryKind.CLEARED, "cleared", "")
         return ClearResult(machine.name, "", None)
     with avoidable():
@@ -236,14 +238,14 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
         if node is None:
             raise WrongInput(f"{machine.name}: {unmatched(match)}", "a node", "see `gpunodes status`")
         leases = Leases(cluster, "uncordon")
-        with leases.holding([node.name]):
+        with leases.holding([node.name]) as stored:
             schedulable = cluster.clear(node.name, leases.now())
             # An unfinished repair ends too; what cannot be removed now is dropped by the next repair command.
-            with contextlib.suppress(NoResponse, Refused):
+            # A roll-out's record stays in the Lease.
+            with contextlib.suppress(NoResponse, Refused, ValueError):
+                recording.parse(stored[node.name])
                 leases.release(node.name)
-            if left := records.read(fleet.cluster_name).get(machine.name):
-                with records.claimed(machine.name, fleet.cluster_name):
-                    records.remove(left)
+            _end_repair(fleet, machine)
         history.note(
             machine.name,
             fleet.cluster_name,
@@ -255,3 +257,10 @@ def clear(fleet: Fleet, machine: Machine, *, without_cluster: bool, on_wait: OnW
         return ClearResult(machine.name, node.name, schedulable)
     finally:
         session.close()
+
+
+def _end_repair(fleet: Fleet, machine: Machine) -> None:
+    """End a machine's unfinished repair on this controller; raises GpunodesError if another command works on it."""
+    if left := records.read(fleet.cluster_name).get(machine.name):
+        with records.claimed(machine.name, fleet.cluster_name):
+            records.remove(left)

@@ -18,8 +18,6 @@ _HOST = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _SERVER = re.compile(rf"(?=.{{1,253}}$){_HOST}(\.{_HOST})*(:\d{{1,5}})?(/[a-z0-9][a-z0-9._/-]*)?")
 _USER = re.compile(r"[!-9;-~]{1,255}")
 _PASSWORD = re.compile(r"[^\x00-\x1f\x7f]{1,65536}")
-
-
 _MIRRORS = "gpunodes_image_mirrors"
 
 

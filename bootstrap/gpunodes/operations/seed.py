@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from gpunodes.engine import whole_file
 from gpunodes.errors import WrongInput
 
 _TAKEN = frozenset((
@@ -103,19 +103,24 @@ def render(seed: Seed, kind: Format) -> dict[str, str]:
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
     """Write the files into ``folder``, which is made, with mode 0600; returns their paths.
 
-    Raises WrongInput if ``folder`` is something else.
+    Raises WrongInput if ``folder`` is something else, or cannot be made or written, and GpunodesError if a file cannot.
     """
-    if folder.exists() and not folder.is_dir():
-        raise WrongInput(f"{folder} is not a folder", "a folder, or a name that does not exist", "correct --output")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    written = []
-    for name, text in files.items():
-        partial = folder / f".{name}.{os.getpid()}"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        written.append(partial.replace(folder / name))
-    return written
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise WrongInput(f"{folder} is not a folder", "a folder, or a name that does not exist", "correct --output")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise WrongInput(
+            f"the folder {folder} cannot be written: {error.strerror}",
+            "a folder that this user can write",
+            "give this user access to it, or correct --output",
+        ) from error
+    paths = [folder / name for name in files]
+    for path in paths:
+        whole_file.check(path, "--output")
+    for path, text in zip(paths, files.values(), strict=True):
+        whole_file.write(path, text, 0o600, "the seed")
+    return paths
 
 
 # cloud-init (cloudinit.readthedocs.io, "Module reference" and "NoCloud")

@@ -76,7 +76,7 @@ def off(fleet: InventoryFleet, machine: Machine, report: Report, *, named: bool 
             _check_free(machine, node)
             began = _begin_maintenance(cluster, leases, node, machine, report)
             if runs:
-                _drain(cluster, leases, node.name, limits, machine, report, began=began)
+                _drain(cluster, leases, node, limits, machine, report, began=began)
                 boot_id = seen[machine.name].verdict.boot_id or ""
                 _switch_off(control, lambda: leases.confirm(node.name), boot_id, limits, machine, report)
                 cluster.event(node.name, "SwitchedOff", f"by {user_at_host()}", warning=False)
@@ -192,24 +192,29 @@ def _check_free(machine: Machine, node: Node) -> None:
 
 
 def _begin_maintenance(cluster: Cluster, leases: Leases, node: Node, machine: Machine, report: Report) -> bool:
-    """Put the node into maintenance, and cordon it; False if it is in maintenance for another reason, which stays."""
+    """Put the node into maintenance, and cordon it; False if others did both, which stays."""
     now = leases.now()
     present = node.maintenance if node.maintenance and node.maintenance.holds(now) else None
     # Without a cordon new pods would come to a machine that is switched off.
     if present is None or not node.cordoned:
         made = present or Maintenance(REASON, user_at_host(), float(int(now)))
         cluster.begin_maintenance(node.name, made, cordon=True)
-    if present is None or present.reason == REASON:
-        return True
-    end = "" if present.until is None else "; when that ends, a repair may switch the machine on"
-    report(machine.name, f"its node stays in maintenance, and cordoned: {present.described()}{end}")
-    return False
+    if other := _of_others(node, now):
+        end = "" if other.until is None else "; when that ends, a repair may switch the machine on"
+        report(machine.name, f"its node stays in maintenance, and cordoned: {other.described()}{end}")
+    return not (other and node.cordoned)
+
+
+def _of_others(node: Node, now: float) -> Maintenance | None:
+    """The maintenance of a node that has another reason, and stays."""
+    found = node.maintenance
+    return found if found and found.holds(now) and found.reason != REASON else None
 
 
 def _drain(
     cluster: Cluster,
     leases: Leases,
-    node: str,
+    node: Node,
     limits: TimeLimits,
     machine: Machine,
     report: Report,
@@ -220,17 +225,17 @@ def _drain(
     done = False
     try:
         # Nothing is evicted for a machine that is not switched off because of another pod.
-        result = DrainResult(unmanaged=drain.unmanaged(cluster, node))
+        result = DrainResult(unmanaged=drain.unmanaged(cluster, node.name))
         if not result.unmanaged:
-            result = drain.drain(cluster, node, limits.drain, force=False, check=lambda: leases.check(node))
+            result = drain.drain(cluster, node.name, limits.drain, force=False, check=lambda: leases.check(node.name))
         remaining = pod_list([*result.refused, *result.terminating, *result.unmanaged])
         done = not remaining
     finally:
         # Also after Ctrl-C: nothing was switched off yet. If the lock is lost, another command may use the node.
         if began and not done:
             with contextlib.suppress(GpunodesError):
-                leases.confirm(node, wait=False)
-                cluster.end_maintenance(node)
+                leases.confirm(node.name, wait=False)
+                cluster.end_maintenance(node.name, _of_others(node, leases.now()))
     if remaining:
         raise GpunodesError(
             f"pods of {machine.name} cannot leave: {remaining}",

@@ -32,14 +32,25 @@ def outdated(record: RepairRecord, node: Node | None) -> str:
     return "its node was uncordoned in the meantime" if lifted else ""
 
 
+def without_cluster(record: RepairRecord) -> str:
+    """Why a repair that was begun with --without-cluster must not continue, "" if it may.
+
+    Nothing protects its verdict: its node has no cordon, and the machine may have recovered in the same boot.
+    """
+    if record.node or record.stage not in _BEFORE:
+        return ""
+    return f"it was begun with --without-cluster, and had changed nothing yet; {_again(record)}"
+
+
 def without_budget(record: RepairRecord, node: Node | None) -> str:
     """Why a repair whose lock has ended must not continue, "" if it may: a cordon keeps its place in the budget."""
     if record.stage not in _BEFORE or node is None or node.cordoned:
         return ""
-    return (
-        "it had not cordoned its node yet, and other repairs may have used the budget; `gpunodes health --reboot-hung` "
-        f"or `gpunodes repair {record.machine}` decides on it again"
-    )
+    return f"it had not cordoned its node yet, and other repairs may have used the budget; {_again(record)}"
+
+
+def _again(record: RepairRecord) -> str:
+    return f"`gpunodes health --reboot-hung` or `gpunodes repair {record.machine}` decides on it again"
 
 
 def forbidden(record: RepairRecord, node: Node | None, now: float) -> str:

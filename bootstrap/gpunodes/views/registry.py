@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gpunodes.ansible.module_utils.certificates import SOON_DAYS
 from gpunodes.model import RunResult, printable
+from gpunodes.planner import certificates
 from gpunodes.views import document, text
 
 
@@ -117,7 +118,7 @@ def _logins(found: Started, *, dry_run: bool) -> list[str]:
 
 def status(found: Status) -> str:
     """A line for each fact."""
-    soon = found.certificate_end < time.time() + SOON_DAYS * 86400
+    soon = certificates.days_left(found.certificate_end, time.time()) < SOON_DAYS
     rows = [
         ("address", found.address),
         ("state", found.problem or "ready"),

@@ -67,3 +67,20 @@ def test_one_document_is_not_repeated(monkeypatch: pytest.MonkeyPatch, capsys: p
         cli.main()
     assert ended.value.code == ExitCode.WRONG_INPUT
     assert "--watch repeats" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0.5"])
+def test_a_pause_is_a_number_within_limits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seconds: str
+) -> None:
+    """A pause that is no number is no pause, and an endless one was an error of gpunodes."""
+
+    def run(*_: object) -> ClusterStatus:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "run", run)
+    monkeypatch.setattr(sys, "argv", ["gpunodes", "status", "-i", "hosts.yml", "--watch", seconds])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == ExitCode.WRONG_INPUT
+    assert "--watch" in capsys.readouterr().err

@@ -318,6 +318,13 @@ def test_a_file_in_place_of_the_folder_is_refused(command: Command, tmp_path: Pa
     assert (tmp_path / "key.pub").read_text() == KEY
 
 
+def test_a_folder_that_cannot_be_made_is_refused(command: Command) -> None:
+    """Below a file; it was reported as an error of gpunodes."""
+    code, _, err = command("--key", "key.pub", "--output", "key.pub/seed")
+    assert code == 2
+    assert "the folder key.pub/seed cannot be written: Not a directory" in err
+
+
 def test_wrong_input_writes_nothing(command: Command, tmp_path: Path) -> None:
     for words in (["--hostname", "x y"], ["--format", "preseed"], ["--user", "root"]):
         code, out, err = command("--key", "key.pub", "--output", "made", *words)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import datetime as dt
+import functools
 import itertools
 import json
 import time
@@ -18,9 +19,11 @@ from gpunodes.engine import records
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoResponse
 from gpunodes.engine.leases.errors import Held
+from gpunodes.engine.leases.held import Leases
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.operations import power
 from gpunodes.operations.machine_lock import MachineLock
+from gpunodes.operations.repair import context as repair_context
 from gpunodes.operations.rolling import abandon, commands, context, engine, following, running, stages, status, upgrades
 from gpunodes.operations.rolling.reading import Reading
 from gpunodes.operations.rolling.work import Target
@@ -315,6 +318,28 @@ def test_only_the_work_on_an_only_control_plane_is_taken_back_without_an_api(sto
         tools = stages.Tools(command, MemoryWork(place), target, MachineLock(None, stops_api=stops_api))
         with contextlib.nullcontext() if stops_api else pytest.raises(NoResponse):
             assert stages._not_emptied(tools, record) == ""
+
+
+def test_what_fails_while_the_control_plane_is_gone_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller's network may have failed: the work was to be taken back, although nothing was wrong with it."""
+    place = fleet(1)
+    work = known(monkeypatch, MemoryWork(place, undoes=True))
+    monkeypatch.setattr(Leases.__init__, "__defaults__", (1.0,))
+    monkeypatch.setattr(repair_context, "Cluster", functools.partial(Cluster, patience_s=0.1))
+    given = place.settings()
+    monkeypatch.setattr(place, "settings", lambda: {**given, "gpunodes_rollout_verify_timeout": 0})
+
+    def gone(stage: str, _: Target) -> None:
+        if stage == "verify":
+            place.api.down = True
+            raise GpunodesError("w0 is unreachable")
+
+    work.during = gone
+    assert outcomes(roll_out(place, work)) == {"w0": None}
+    place.api.down, work.during = False, lambda stage, target: None
+    time.sleep(1.2)
+    assert outcomes(resume(place))["w0"] is RolloutOutcome.DONE
+    assert "undo" not in work.stages("w0")
 
 
 @pytest.mark.long

@@ -196,6 +196,21 @@ def test_a_node_in_maintenance_without_a_cordon_gets_no_new_pods_before_its_mach
     assert any("fans, until 3000-01-01 00:00 UTC; when that ends, a repair may switch" in line for line in lines)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["the command's cordon", "a person cordons it meanwhile"])
+def test_the_maintenance_of_a_person_is_as_before_if_pods_cannot_leave(place: Any, again: bool) -> None:
+    """The node had no cordon, and kept that of the failed command until the maintenance ended."""
+    before = Maintenance("watch the fans", "ann", 1.0).text()
+    place.api.nodes["w1"]["metadata"]["annotations"][MARK] = before
+    place.api.add_pod("train", "w1")
+    place.api.budgeted.add("train")
+    if again:
+        place.api.before = lambda _, path: place.cordon("w1") if path.endswith("/eviction") else None
+    with pytest.raises(GpunodesError, match=r"pods of w1 cannot leave"):
+        switch(place, "off")
+    assert mark(place) == before
+    assert bool(place.api.nodes["w1"]["spec"].get("unschedulable")) is again
+
+
 def test_a_machine_that_is_off_already_gets_its_maintenance(place: Any) -> None:
     """Otherwise the next repair switches it on."""
     place.machines["w1"].off = True

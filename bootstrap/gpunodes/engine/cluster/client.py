@@ -100,9 +100,12 @@ class Cluster(Api):
         """Block repairs of a node, and cordon it unless it is cordoned."""
         self._change(name, lambda node: marks.begin_maintenance(node, made, cordon=cordon))
 
-    def end_maintenance(self, name: str) -> Maintenance | None:
-        """Undo ``begin_maintenance`` and its cordon; returns the maintenance that ended, None when there was none."""
-        before = self._change(name, marks.end_maintenance)
+    def end_maintenance(self, name: str, kept: Maintenance | None = None) -> Maintenance | None:
+        """Undo ``begin_maintenance`` and its cordon; returns the maintenance that ended, None when there was none.
+
+        ``kept`` is the maintenance that goes on without a cordon.
+        """
+        before = self._change(name, lambda node: marks.end_maintenance(node, kept))
         return marks.maintenance_of(before) if before is not None else None
 
     def begin_rollout(self, name: str, rollout: str, *, cordon: bool, check: Check = lambda: None) -> bool:

@@ -209,12 +209,12 @@ def begin_maintenance(node: NodeObject, made: Maintenance, *, cordon: bool) -> P
     return _with_own_cordon(node, patch) if cordon and schedulable else patch
 
 
-def end_maintenance(node: NodeObject) -> Patch | None:
-    """Undo :func:`begin_maintenance` and its cordon."""
+def end_maintenance(node: NodeObject, kept: Maintenance | None = None) -> Patch | None:
+    """Undo :func:`begin_maintenance` and its cordon; ``kept`` is the maintenance without a cordon that goes on."""
     before, annotations = maintenance_of(node), _annotations(node)
     if MAINTENANCE not in annotations:
         return None
-    patch: Patch = {"metadata": {"annotations": {MAINTENANCE: None}}}
+    patch: Patch = {"metadata": {"annotations": {MAINTENANCE: kept.text() if kept else None}}}
     if before and before.cordoned and NEEDS_REPAIR in annotations:
         # A repair gave up the node after its maintenance expired, or before: now the cordon belongs to the repair.
         patch["metadata"]["annotations"][CORDONED_BY] = annotations.get(CORDONED_BY, "maintenance")

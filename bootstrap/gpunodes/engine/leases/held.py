@@ -4,8 +4,9 @@ A lock fences its holder: before each step :meth:`Leases.confirm` renews the loc
 hold a lock that was not renewed in time. Even if none took it, another one may have begun what it excludes: so a lock
 that has expired is not renewed. Only work that stops the API renews it then, and checks again what it excludes.
 
-The times in a Lease are those of the control plane, because the clocks of two controllers may differ. The age of an own
-lock is measured by a clock that cannot be set and that runs while the controller is suspended.
+The times in a Lease are those of the control plane, because the clocks of two controllers may differ; those of two
+control planes may, too (``expiry.py``). The age of an own lock is measured by a clock that cannot be set and that runs
+while the controller is suspended.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gpunodes.engine.cluster.connection import Response
 from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.leases import objects
 from gpunodes.engine.leases.errors import Held, Lost, Unsure
+from gpunodes.engine.leases.expiry import Expiry
 from gpunodes.engine.leases.holders import described, identity
 from gpunodes.engine.leases.objects import HeldLease, ObservedLease, lock_name
 from gpunodes.engine.locks import Taken, clock
@@ -46,6 +48,7 @@ class Leases:
         self.holder = identity(command)
         """The identity of this command in a Lease."""
         self._own: dict[str, HeldLease] = {}
+        self._expiry = Expiry(self._read_all, duration_s)
         self._server_time = (0.0, 0.0)
         """The control plane's time in the last response, and ``clock`` when its request was sent."""
         self._stop = threading.Event()
@@ -59,15 +62,14 @@ class Leases:
 
     def observe(self) -> list[ObservedLease]:
         """All locks on machines, of every command."""
+        return [seen for seen in self._read_all() if seen.name.startswith(objects.PREFIX)]
+
+    def _read_all(self) -> list[ObservedLease]:
         sent = clock()
         query = f"?labelSelector={quote('='.join(objects.LABEL), safe='')}"
         found = self._api.list_once(_NAMESPACE + query)
         self._server_time = (found.time, sent)
-        return [
-            objects.observed(item, found.time)
-            for item in found.items
-            if item["metadata"]["name"].startswith(objects.PREFIX)
-        ]
+        return [objects.observed(item, found.time) for item in found.items]
 
     # Taking
 
@@ -81,25 +83,24 @@ class Leases:
         self._check_conflicts([machine], alone=alone)
         return previous_record
 
-    def take_all(self, machines: Iterable[str], *, alone: bool = False, stops_api: bool = False) -> None:
-        """Lock several machines in the order of their names, all or none of them; as ``take``."""
-        taken: list[str] = []
+    def take_all(self, machines: Iterable[str], *, alone: bool = False, stops_api: bool = False) -> dict[str, str]:
+        """Lock several machines in the order of their names, all or none of them; as ``take``, by machine."""
+        taken: dict[str, str] = {}
         try:
             for machine in sorted({machine for machine in machines if lock_name(machine) not in self._own}):
-                self._take(lock_name(machine), machine, None, alone=alone, stops_api=stops_api)
-                taken.append(machine)
+                taken[machine] = self._take(lock_name(machine), machine, None, alone=alone, stops_api=stops_api)
         except BaseException:
             self._release_quietly(taken)
             raise
         if taken:
             self._check_conflicts(taken, alone=alone)
+        return taken
 
     @contextlib.contextmanager
-    def holding(self, machines: Iterable[str]) -> Iterator[None]:
-        """Hold the locks of several machines while inside, for a short action; raises as ``take_all``."""
+    def holding(self, machines: Iterable[str]) -> Iterator[dict[str, str]]:
+        """Hold the locks of several machines while inside, for a short action; as ``take_all``."""
         try:
-            self.take_all(machines)
-            yield
+            yield self.take_all(machines)
         finally:
             self.release_all()
             self.close()
@@ -181,14 +182,14 @@ class Leases:
                 raise
             response = self._call("GET", f"/{own.name}")
             seen = objects.observed(response.body, response.time)
-            if seen.live and seen.holder != self.holder:
+            if seen.holder != self.holder and self._expiry.held(seen):
                 raise Held(own.machine, seen.holder, seen.since) from None
             own.found, own.previous_record, own.renewed = response.body, seen.record, clock()
             own.record = seen.record if record is None else record
             own.found = self._call("PUT", f"/{own.name}", own.taken(self.holder, self._duration_s, self.now())).body
         return own
 
-    def _check_conflicts(self, machines: list[str], *, alone: bool) -> None:
+    def _check_conflicts(self, machines: Iterable[str], *, alone: bool) -> None:
         """Release the locks on ``machines`` and raise where work on the control plane excludes other commands.
 
         Every command takes its locks first and checks then: of two concurrent commands at least one sees the other.
@@ -202,7 +203,7 @@ class Leases:
     def _raise_conflict(self, *, alone: bool) -> None:
         """Raise Held or Taken if another command holds what excludes the own locks, which are ``alone`` or not."""
         for seen in self.observe():
-            if seen.excludes(self.holder, alone=alone):
+            if seen.excludes(self.holder, alone=alone) and self._expiry.held(seen):
                 raise Held(seen.machine, seen.holder, seen.since)
         # A command that found no API holds the lock over SSH instead of Leases; the API may be up by now.
         if (by_ssh := self._api.lock_holder()) is not None and by_ssh.get("holder") != self.holder:

@@ -57,37 +57,42 @@ class ObservedLease:
     since: str
     """When the holder took the lock, in the control plane's time."""
     live: bool
+    expired: bool
+    """It has a holder that may be alive, but was not renewed in time, by the control plane's clock (``expiry.py``)."""
+    version: str
+    """Another one after each change."""
     alone: bool
     """The holder works on the control plane."""
     record: str
     """The text of the repair's record."""
 
     def excludes(self, holder: str, *, alone: bool) -> bool:
-        """Whether it excludes work of ``holder`` on other machines, which is ``alone`` or not."""
-        return self.live and self.holder != holder and (alone or self.alone)
+        """Whether it excludes, while it is held, work of ``holder`` on other machines, which is ``alone`` or not."""
+        return self.holder != holder and (alone or self.alone)
 
 
 def observed(item: Mapping[str, Any], now: float) -> ObservedLease:
     """The lock that a Lease is; ``now`` is the control plane's time, in seconds since 1970."""
     metadata, spec = item["metadata"], item["spec"]
     annotations = metadata.get("annotations") or {}
-    acquired = spec.get("acquireTime") or ""
+    acquired, holder = spec.get("acquireTime") or "", spec.get("holderIdentity") or ""
+    may_live = bool(holder) and not dead_here(holder)
+    in_time = may_live and _is_in_time(spec, now)
     return ObservedLease(
         name=metadata["name"],
         machine=annotations.get(_MACHINE) or metadata["name"].removeprefix(PREFIX),
-        holder=spec.get("holderIdentity") or "",
+        holder=holder,
         since=acquired.partition(".")[0].replace("T", " ") + " UTC" if acquired else "",
-        live=_is_live(spec, now),
+        live=in_time,
+        expired=may_live and not in_time,
+        version=metadata.get("resourceVersion") or "",
         alone=_ALONE in annotations,
         record=annotations.get(_RECORD, ""),
     )
 
 
-def _is_live(spec: Mapping[str, Any], now: float) -> bool:
-    """Whether a Lease is held; a Lease with an invalid time counts as free."""
-    holder = spec.get("holderIdentity") or ""
-    if not holder or dead_here(holder):
-        return False
+def _is_in_time(spec: Mapping[str, Any], now: float) -> bool:
+    """Whether a Lease was renewed in time; one with an invalid time was not."""
     try:
         renewed = dt.datetime.strptime(spec["renewTime"], _TIME).replace(tzinfo=dt.UTC).timestamp()
         return bool(renewed + float(spec["leaseDurationSeconds"]) > now)

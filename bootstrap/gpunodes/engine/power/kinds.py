@@ -20,7 +20,7 @@ KINDS = ("redfish", "ipmi", "command", WOL)
 _WITHOUT_PASSWORD = frozenset({"command", WOL})
 _PASSWORD_COMMAND_S = 30
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
-_UNBRACKETED = re.compile(r"[A-Za-z]+://(?:[^/@]*@)?([^/@\[\]:]*:[^/@\[\]:]*:[^/@\[\]]*)")
+_UNBRACKETED = re.compile(r"[A-Za-z]+://([^/\[\]:]*:[^/\[\]:]*:[^/\[\]]*)")
 """A URL whose host has several colons: it is unclear where the port begins (RFC 3986, 3.2.2)."""
 
 
@@ -59,12 +59,7 @@ def access(
         raise WrongInput(
             f"{machine} has a BMC of type {kind}, but no {name}", name.partition(",")[0], "add it to the inventory"
         )
-    if unbracketed := _UNBRACKETED.match(address):
-        raise WrongInput(
-            f"gpunodes_bmc_address of {machine} is a URL with the host {unbracketed[1]!r}",
-            "an IPv6 address in brackets, such as https://[2001:db8::1]",
-            "correct the inventory",
-        )
+    _check_address(machine, address)
     return Access(
         kind=kind,
         address=address,
@@ -78,6 +73,22 @@ def access(
         reached=reached,
         jump=jumping.hops(machine, kind, settings) if jump is None else jump,
     )
+
+
+def _check_address(machine: str, address: str) -> None:
+    if "@" in address:
+        # Messages name the address. So this one does not.
+        raise WrongInput(
+            f"gpunodes_bmc_address of {machine} contains a user name or a password",
+            "an address without them",
+            "move them to gpunodes_bmc_user and gpunodes_bmc_password, in a vault",
+        )
+    if unbracketed := _UNBRACKETED.match(address):
+        raise WrongInput(
+            f"gpunodes_bmc_address of {machine} is a URL with the host {unbracketed[1]!r}",
+            "an IPv6 address in brackets, such as https://[2001:db8::1]",
+            "correct the inventory",
+        )
 
 
 def _shared(machine: str, mac: str, other: str) -> str:

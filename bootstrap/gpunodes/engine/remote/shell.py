@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -30,7 +31,7 @@ class Reached(StrEnum):
     ENDED = "ended"
     """The command ran and exited."""
     REFUSED = "refused"
-    """The kernel responds, but no sshd accepts the connection, or sshd sends no SSH banner."""
+    """The kernel responds, but no sshd accepts the connection, or sshd sends no SSH banner, or closes it."""
     NO_RESPONSE = "no_response"
     """No connection."""
     TIMEOUT = "timeout"
@@ -163,12 +164,15 @@ def local(
     return RemoteResult(_reached(code, text), code, out, text)
 
 
+# pam_nologin(8) closes the connections of users other than root while a machine shuts down or boots. A machine behind a
+# jump host that does not respond is UNKNOWN.
+_REFUSED = re.compile(r"Connection refused|banner exchange|Connection reset|Connection closed by (?!UNKNOWN )\S+ port")
+
+
 def _reached(code: int, text: str) -> Reached:
     if code != 255:  # noqa: PLR2004 - ssh(1): 255 when it could not connect
         return Reached.ENDED
-    if "Connection refused" in text or "banner exchange" in text or "Connection reset" in text:
-        return Reached.REFUSED
-    return Reached.NO_RESPONSE
+    return Reached.REFUSED if _REFUSED.search(text) else Reached.NO_RESPONSE
 
 
 def _exchange(

@@ -15,6 +15,10 @@ from gpunodes.health.rules.rule import Rule, RuleInput, by_gpu
 def start_up_failed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     if not data.of_kinds(LineKind.INIT_CAUSE):
         for gpu, records in by_gpu(_not_overcome(data.of_kinds(LineKind.INIT_FAILED), data)).items():
+            if _started_since(gpu, data):
+                message = "The driver could not initialise the GPU at first, and did since."
+                yield rule.finding(Action.NONE, message, *records, gpu=gpu, watch=True)
+                continue
             message = (
                 "The driver could not initialise the GPU. If a warm reboot does not help, power the machine off and on."
             )
@@ -23,10 +27,21 @@ def start_up_failed(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def _not_overcome(records: Sequence[LogRecord], data: RuleInput) -> list[LogRecord]:
     """Records without those that the driver can overcome, of GPUs that nvidia-smi shows."""
-    working = {
-        address(shown.address.encode()) for shown in data.gpus if not shown.unread and "lost" not in shown.values
-    }
+    working = _working(data)
     return [record for record in records if record.detail != OVERCOME or record.gpu not in working]
+
+
+def _working(data: RuleInput) -> set[str]:
+    """The addresses of the GPUs that nvidia-smi shows."""
+    return {address(shown.address.encode()) for shown in data.gpus if not shown.unread and "lost" not in shown.values}
+
+
+def _started_since(gpu: str, data: RuleInput) -> bool:
+    """Whether nvidia-smi, which initialises GPUs, shows this GPU of a live machine; without an address, all of them."""
+    if data.facts is None or data.facts.smi.status != "ok":
+        return False
+    present = {function.address for function in data.facts.functions if function.is_gpu}
+    return bool(present) and ({gpu} if gpu else present) <= _working(data)
 
 
 def start_up_impossible(rule: Rule, data: RuleInput) -> Iterator[Finding]:
@@ -106,7 +121,8 @@ def uvm_fatal(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def gpus_unused(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    if facts is None or not facts.driver_loaded:
+    # The list of a collector that did not end lacks GPUs.
+    if facts is None or not facts.driver_loaded or facts.lacks("driver"):
         return
     bound = sum(function.is_gpu and function.driver == "nvidia" for function in facts.functions)
     shown = len(data.gpus) if facts.smi.status == "ok" else facts.driver_gpus

@@ -9,6 +9,9 @@ from gpunodes.health.lines import DATA
 from gpunodes.health.model import Action, Finding, LineKind, LogRecord, State
 from gpunodes.health.rules.rule import Rule, RuleInput
 
+_PROCESS = "nv-fabricmanag"
+"""How the name of fabric manager's process begins; the kernel keeps 15 characters of it."""
+
 
 def sxid(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     groups: dict[tuple[str, int], list[LogRecord]] = {}
@@ -33,7 +36,9 @@ def sxid(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def fabric_manager(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     facts = data.facts
-    if facts and any(function.is_switch for function in facts.functions):
+    if facts is None or any(task.name.startswith(_PROCESS) for task in facts.tasks):
+        return  # it may run in a container, without a unit
+    if any(function.is_switch for function in facts.functions):
         state = facts.services.get("nvidia-fabricmanager", "")
         if state in {"failed", "inactive", "absent"}:
             message = f"The machine has NVSwitches, but its fabric manager is {state}: CUDA cannot start."

@@ -16,6 +16,10 @@ SMI_STILL_S = 15.0
 """A nvidia-smi that has not moved for so many seconds, of the 20 s that it has, hangs."""
 SMI_SLOW_S = 300.0
 """A nvidia-smi that exists for so many seconds hangs, even if it moves: the driver can poll for a dead GPU."""
+LOCKUP_AGAIN_S = 300.0
+"""The kernel reports a soft lockup that continues every 20 to 30 seconds: after so many without one it has ended."""
+LOG_CLOCK_DRIFT = 1e-4
+"""By how much the clock of the kernel's log may be slower than that of the uptime, which is corrected."""
 
 
 def hung_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
@@ -39,16 +43,18 @@ def _tasks(records: Sequence[LogRecord]) -> str:
 def _went_on(facts: Facts | None, record: LogRecord) -> bool:
     """Whether a thread that the kernel reported sleeps no more, by a probe that saw all threads.
 
-    The report stays in the log until the next boot. Only a report of the thread itself counts: the owner of what it
-    waits for may run.
+    The report stays in the log until the next boot. The owner of a lock may run: it has the lock as long as one of
+    those sleeps that the kernel reported as waiting for it.
     """
-    pid = record.detail.rpartition(":")[2]
-    of_itself = bool(record.evidence) and not patterns.LOCK_OWNER.search(record.evidence[0].encode(errors="replace"))
-    if facts is None or not of_itself or not pid.isdigit():
+    if facts is None or facts.lacks("tasks", "threads", "privilege"):
         return False
-    if any(what in {"tasks", "threads", "privilege"} for what, _ in facts.errors):
+    owned = (patterns.LOCK_OWNER.search(line.encode(errors="replace")) for line in record.evidence)
+    waiting = {(found[2] or b"").decode() for found in owned if found}
+    pids = {record.detail.rpartition(":")[2], *waiting}
+    # The evidence has the first lines only.
+    if len(waiting) < record.processes or not all(pid.isdigit() for pid in pids):
         return False
-    return not any(task.pid == int(pid) and task.state == "D" for task in facts.tasks)
+    return not any(str(task.pid) in pids and task.state == "D" for task in facts.tasks)
 
 
 def _proven(data: RuleInput, records: Sequence[LogRecord]) -> list[LogRecord]:
@@ -106,7 +112,7 @@ def _waits_elsewhere(facts: Facts) -> str:
         return ""
     if frames:
         return "an NFS server or a folder" if any(map(_is_nfs, frames)) else "something else"
-    if not any(what == "threads" for what, _ in facts.errors):
+    if not facts.lacks("threads"):
         return ""
     functions = [task.wchan for task in facts.tasks if task.state == "D" and task.wchan not in {"", "0"}]
     return "something unknown" if not functions or any(map(FILE_WAIT.match, functions)) else ""
@@ -152,11 +158,22 @@ def silent_hung_tasks(rule: Rule, data: RuleInput) -> Iterator[Finding]:
 
 def soft_lockup_in_driver(rule: Rule, data: RuleInput) -> Iterator[Finding]:
     records = data.of_kinds(LineKind.SOFT_LOCKUP)
-    if proven := _proven(data, records):
+    left = [record for record in records if not _lockup_ended(data.facts, record)]
+    if proven := _proven(data, left):
         message = "A CPU is in a soft lockup in the NVIDIA driver."
         yield rule.finding(Action.REBOOT, message, *_proven_first(proven))
+    elif left:
+        yield _named(rule, left)
     elif records:
-        yield _named(rule, records)
+        yield rule.finding(Action.NONE, "A CPU was in a soft lockup in the driver, and went on.", *records, watch=True)
+
+
+def _lockup_ended(facts: Facts | None, record: LogRecord) -> bool:
+    """Whether the kernel of a live machine has not reported a lockup again; its report stays in the log."""
+    last = record.last.monotonic
+    if facts is None or not facts.uptime_s or last is None:
+        return False
+    return facts.uptime_s - last > LOCKUP_AGAIN_S + facts.uptime_s * LOG_CLOCK_DRIFT
 
 
 def driver_crashed(rule: Rule, data: RuleInput) -> Iterator[Finding]:

@@ -117,7 +117,7 @@ def _release(tools: Tools, record: RepairRecord) -> RepairRecord:
     # The history first: a repair in neither the lock nor the history would be forgotten.
     # A record in a Lease may come without one.
     outcome = record.outcome or RepairOutcome.NOT_REPAIRED
-    tools.note(record, EntryKind.END, "repair", outcome.value, record.why, tools.now() - record.started)
+    tools.note_end(record, outcome.value)
     tools.lock.release(record)
     tools.report(outcome.value + (f": {record.why}" if record.why else ""))
     return record.to(Stage.END)

@@ -57,6 +57,12 @@ def _not_resumable(command: RepairCommand, record: RepairRecord, mismatched: str
         return mismatched
     if record.node and not command.leases:
         return "its unfinished repair uses the cluster; omit --without-cluster to resume it"
+    if command.leases and not record.node:
+        # Its node has neither a cordon nor a Lease, and may have pods.
+        return (
+            "its unfinished repair was begun with --without-cluster; resume it with that option, or end it with "
+            f"`gpunodes uncordon {record.machine} --without-cluster`"
+        )
     return "" if command.request.allows(record.machine) else _NOT_CONFIRMED
 
 

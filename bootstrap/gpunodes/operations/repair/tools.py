@@ -90,7 +90,7 @@ class Tools:
 
         Another controller may have begun it: the loop guard counts by its start, which the annotation of the node has.
         """
-        if not any(entry.repair == record.id for entry in history.read(record.machine, record.cluster)):
+        if not self._noted(record):
             history.note(
                 record.machine,
                 record.cluster,
@@ -100,3 +100,13 @@ class Tools:
                 moment=record.started,
                 repair=record.id,
             )
+
+    def note_end(self, record: RepairRecord, outcome: str) -> None:
+        """Add the end, unless the history has it: a command that was killed may have released the lock already."""
+        if EntryKind.END not in self._noted(record):
+            self.note(record, EntryKind.END, "repair", outcome, record.why, self.now() - record.started)
+
+    @staticmethod
+    def _noted(record: RepairRecord) -> list[EntryKind]:
+        """The kinds of the entries of the repair in the machine's history."""
+        return [entry.kind for entry in history.read(record.machine, record.cluster) if entry.repair == record.id]

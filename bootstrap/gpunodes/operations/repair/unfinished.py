@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpunodes.engine import history, records
@@ -37,6 +37,7 @@ def find(command: RepairCommand, names: Collection[str] | None = None) -> Unfini
     """
     found = records.read(command.fleet.cluster_name)
     mismatched: dict[str, str] = {}
+    _drop_outdated(command, found, resume.without_cluster)
     if command.leases and command.cluster:
         locks = command.leases.observe()
         _add_from_locks(command, found, locks)
@@ -44,7 +45,14 @@ def find(command: RepairCommand, names: Collection[str] | None = None) -> Unfini
         if command.request.dry_run:
             found = {name: record for name, record in found.items() if lock_name(record.node) not in live}
         nodes = command.cluster.nodes()
-        _drop_outdated(command, found, nodes, live)
+        by_name = {node.name: node for node in nodes}
+
+        def outdated(record: RepairRecord) -> str:
+            node = by_name.get(record.node)
+            why = resume.outdated(record, node) if record.node else ""
+            return why or (resume.without_budget(record, node) if lock_name(record.node) not in live else "")
+
+        _drop_outdated(command, found, outdated)
         matches = _matches(command, found, nodes)
         _add_forgotten(command, found, nodes, locks, matches)
         mismatched = _mismatched(found, matches)
@@ -73,15 +81,10 @@ def _add_from_locks(command: RepairCommand, found: Records, locks: Sequence[Obse
                 found[record.machine] = record
 
 
-def _drop_outdated(command: RepairCommand, found: Records, nodes: Sequence[Node], live: Collection[str]) -> None:
-    """Drop the repairs that must not be resumed; ``live`` are the locks that a command holds now."""
-    by_name = {node.name: node for node in nodes}
+def _drop_outdated(command: RepairCommand, found: Records, outdated: Callable[[RepairRecord], str]) -> None:
+    """Drop the repairs that must not be resumed: those of which ``outdated`` tells why."""
     for name, record in list(found.items()):
-        node = by_name.get(record.node)
-        why = resume.outdated(record, node) if record.node else ""
-        if not why and lock_name(record.node) not in live:
-            why = resume.without_budget(record, node)
-        if why:
+        if why := outdated(record):
             del found[name]
             command.report(name, f"its repair {record.id} is not resumed: {why}")
             if command.request.dry_run:
@@ -95,20 +98,25 @@ def _drop_outdated(command: RepairCommand, found: Records, nodes: Sequence[Node]
 
 def _drop(command: RepairCommand, record: RepairRecord, why: str) -> None:
     """Drop a repair that must not be resumed: the machine is judged again."""
-    # The history first: a repair in neither the records nor the history would be forgotten.
-    outcome = RepairOutcome.NOT_REPAIRED.value
-    cluster = command.fleet.cluster_name
-    history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
-    with contextlib.suppress(GpunodesError), records.claimed(record.machine, record.cluster):
+    # Not while another command of this user goes on with it, and may reset GPUs.
+    with records.claimed(record.machine, record.cluster):
+        # The history first: a repair in neither the records nor the history would be forgotten.
+        outcome = RepairOutcome.NOT_REPAIRED.value
+        cluster = command.fleet.cluster_name
+        history.note(record.machine, cluster, history.EntryKind.END, "repair", outcome, why, repair=record.id)
         records.remove(record)
-        if command.cluster:
-            # Not while another command of this user goes on with it, and may reset GPUs.
-            command.cluster.forget(record.node, record.id)
-    if command.leases:
+        if command.cluster and record.node:
+            with contextlib.suppress(GpunodesError):
+                command.cluster.forget(record.node, record.id)
+    if command.leases and record.node:
         # Another command may hold it by now, and keeps it.
         with contextlib.suppress(GpunodesError):
-            command.leases.take(record.node, "")
-            command.leases.release(record.node)
+            stored = command.leases.take(record.node)
+            # Another repair, or a roll-out, may have left its record there since.
+            with contextlib.suppress(ValueError):
+                if recording.parse(stored).id == record.id:
+                    command.leases.release(record.node)
+            command.leases.release_unused(record.node)
 
 
 def _matches(command: RepairCommand, found: Records, nodes: Sequence[Node]) -> dict[str, Match]:

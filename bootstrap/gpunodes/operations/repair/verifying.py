@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoResponse, Refused
 from gpunodes.engine.history import EntryKind
 from gpunodes.operations.repair.tools import Tools
 from gpunodes.repair import flow, verification
@@ -15,7 +15,10 @@ _SCAN_PAUSE_S = 20.0
 
 
 def verify(tools: Tools, record: RepairRecord) -> RepairRecord:
-    """Scan the machine until it stays healthy, or until the time limit; the record of the next stage."""
+    """Scan the machine until it stays healthy, or until the time limit; the record of the next stage.
+
+    Raises NoResponse and Lost: without a control plane that responds nothing is verified, and the record stays here.
+    """
     tools.report("verifying that it is healthy")
     began = time.monotonic()
     deadline = began + tools.limits.verify
@@ -36,6 +39,9 @@ def verify(tools: Tools, record: RepairRecord) -> RepairRecord:
         if (not why and pause <= 0) or bad > 1 or now > deadline:
             break
         tools.stop.wait(pause)
+    if why:
+        # The controller's network may have failed instead of the machine. Then the lock is lost.
+        tools.lock.confirm(record)
     detail = why or verification.verified_state(seen.verdict)
     tools.report(f"not healthy: {why}" if why else f"verified: {detail}")
     outcome = "failed" if why else "passed"
@@ -57,6 +63,9 @@ def _not_ready(tools: Tools, record: RepairRecord, boot_id: str = "") -> str:
         return ""
     try:
         node = tools.cluster.node(record.node)
-    except NoResponse as problem:
+    except (NoResponse, Refused) as problem:
+        # The API of the only control plane returns with the machine, and is part of what is verified.
+        if not tools.lock.stops_api:
+            raise
         return str(problem)
     return verification.not_ready(record, node, boot_id)

@@ -246,7 +246,11 @@ def await_healthy(
         if not why:
             attempts += 1
             why = _own_verification(verify)
-        if not why or attempts >= _ATTEMPTS or time.monotonic() > deadline:
+        if not why:
+            return ""
+        if attempts >= _ATTEMPTS or time.monotonic() > deadline:
+            # The controller's network may have failed instead of the machine. Then the lock is lost.
+            tools.lock.confirm(record)
             return why
         tools.pause()
 

@@ -38,6 +38,10 @@ class Deduplicator:
         r"NVRM|nvidia|NVIDIA|nvswitch|Xid|AER|PCIe|pcieport|lockup|blocked|hung_task|GSP|Hardware Error|panic"
         r"|refusing to freeze|BUG: |\[#\d"
     )
+    # A program chooses its name, which begins the line when it crashes, and the version that it reports.
+    _DRIVERS = re.compile(
+        r"\[[ \d.]+\] (?:NVRM: (?!API mismatch|.{0,9}\[\d+\]: )|nvidia-nvswitch\d+: |(?:watchdog: )?BUG: soft lockup)"
+    )
     _BLOCK = re.compile(
         r"INFO: task .*(?:blocked (?:for more than|in I/O wait)|can't die for more)|refusing to freeze"
         r"|: [0-9a-f]{4,16} \[#\d"
@@ -97,7 +101,7 @@ class Deduplicator:
             self._block_left = 0
         pattern = self._pattern(text, seconds)
         if pattern is None:
-            self._store(_StoredLine(self._number, line, None, 0), important=False)
+            self._store(_StoredLine(self._number, line, None, 0), important=bool(self._DRIVERS.match(line)))
             return
         pattern.count += 1
         pattern.last = seconds
@@ -112,7 +116,8 @@ class Deduplicator:
         others = [(stored.number, stored.line) for stored in self._other_lines if stored.is_kept()]
         for pattern in self._patterns.values():
             (important if pattern.important else others).extend(pattern.tail)
-        important = sorted(set(important))
+        # The driver's own lines first: pods cause others.
+        important = sorted(set(important), key=lambda each: (not self._DRIVERS.match(each[1]), each))
         others.sort()
         chosen, important_cut = _first_lines(important, TEXT_BYTES * 2 // 3)
         # The newest of the other lines: they show what happened last.
@@ -131,6 +136,8 @@ class Deduplicator:
 
     def _pattern(self, text: str, seconds: float) -> Optional[_Pattern]:
         key = self._RUN.sub("#", text.translate(self._DIGITS))
+        if "Xid (" in text:
+            key = key.partition(", p")[0]  # processes have any names
         if "NVRM" in text or "nv" in text or "PCI" in text or "pci" in text:
             key += text if self._NUMBERS_MATTER.search(text) else "".join(self._IDENTITY.findall(text))
         pattern = self._patterns.get(key)
@@ -140,7 +147,7 @@ class Deduplicator:
 
     def _store(self, stored: "_StoredLine", important: bool) -> None:
         if important:
-            if self._important_bytes > self._IMPORTANT_BYTES:
+            if self._important_bytes > self._IMPORTANT_BYTES << bool(self._DRIVERS.match(stored.line)):
                 self._cut = True
                 return
             self._important_lines.append(stored)

@@ -46,7 +46,10 @@ def log(options: ProbeOptions, emit: Emit) -> None:
         if from_journal:
             source = "journal"
         elif ring:
-            source, cut = "kmsg", True
+            source = "kmsg"
+            if not cut:
+                cut = True
+                emit("errors", {"what": "journal", "error": "it has none of the lines that the ring buffer lost"})
         else:
             for line in _dmesg(options):
                 deduplicator.add(*line)
