@@ -152,7 +152,7 @@ def _command_error(message: str) -> str:
 
 
 def _errors_of(name: str, since: float) -> Iterator[tuple[str, Problem]]:
-    """The logs of a component's attempts that ended after ``since``, the newest first, with why; none for one that runs."""
+    """The logs of a component's attempts that ended after ``since``, the newest first, with why; not one that runs."""
     written = {}
     for path in glob.glob(f"{LOGS}/kube-system_{name}-*/{name}/*.log"):
         with contextlib.suppress(OSError):  # the kubelet removes those of old attempts
