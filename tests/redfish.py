@@ -62,9 +62,10 @@ class _Bmc(BaseHTTPRequestHandler):
             self.drip()
             return
         documents = DOCUMENTS | self.machine()
-        self.answer(200, documents.get(self.path) or documents.get(f"{self.path}/") or {})
+        # Before the response: what comes after it may come after the next request, in another thread.
         if self.manner == "relapses" and self.path == SYSTEM:
             type(self).state = "On"
+        self.answer(200, documents.get(self.path) or documents.get(f"{self.path}/") or {})
 
     def machine(self) -> dict[str, dict[str, Any]]:
         """The documents on its machine."""

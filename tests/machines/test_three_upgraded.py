@@ -27,12 +27,12 @@ LAB = LabSpec(
 STEP = "3.6.16-0"
 UPGRADE = ("upgrade", "1.37", "--yes", "--no-backup")
 FOLDER = "/run/by-hand"
-# kubeadm gives a runtime two seconds, which are too few under load, and has changed nothing then.
+# kubeadm gives a runtime two seconds and its job a minute, which are too few under load, and has changed nothing then.
 KUBEADM = f"""
 left=5
 until kubeadm upgrade {{verb}} --config={FOLDER}/kubeadm.yaml >{FOLDER}/log 2>&1; do
     left=$((left - 1))
-    grep -q 'could not connect to the container runtime' {FOLDER}/log || left=0
+    grep -Eq 'could not connect to the container runtime|CreateJob.: .* did not complete in' {FOLDER}/log || left=0
     if [ $left -eq 0 ]; then tail -n 50 {FOLDER}/log >&2; exit 1; fi
     sleep 5
 done

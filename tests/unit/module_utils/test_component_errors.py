@@ -120,10 +120,20 @@ def test_a_static_pod_that_is_not_ready_says_why(logs: Path) -> None:
 def test_a_component_that_refuses_its_arguments_never_starts(logs: Path) -> None:
     _log(logs, "kube-apiserver", 0, FLAG, 110)
     assert not errors.refuses_argument("kube-apiserver", 100), "it may be an attempt with the manifest before"
-    _log(logs, "kube-apiserver", 1, FLAG, 120)
+    pod = _log(logs, "kube-apiserver", 1, FLAG, 120).parents[1]
+    os.utime(pod, (90, 90))
     assert errors.refuses_argument("kube-apiserver", 100)
     assert not errors.refuses_argument("kube-apiserver", 111)
     assert not errors.refuses_argument("etcd", 100)
     for attempt in 0, 1:
         _log(logs, "etcd", attempt, ETCD, 120)
     assert not errors.refuses_argument("etcd", 100), "an address may come"
+
+
+def test_the_second_attempt_of_a_new_pod_needs_no_log_of_the_first(logs: Path) -> None:
+    """The kubelet removes it as soon as the second one has ended."""
+    pod = _log(logs, "kube-apiserver", 3, FLAG, 120).parents[1]
+    os.utime(pod, (90, 90))
+    assert not errors.refuses_argument("kube-apiserver", 100), "the manifest before may have had as many"
+    os.utime(pod, (105, 105))
+    assert errors.refuses_argument("kube-apiserver", 100)

@@ -175,6 +175,7 @@ def _package(
     section: str = "admin",
     instead_of: str = "",
     provides: str = "",
+    conffiles: tuple[str, ...] = (),
 ) -> DebPackage:
     """A package of the stand-in; ``instead_of`` is a package that cannot be installed at the same time."""
     return DebPackage(
@@ -189,6 +190,7 @@ def _package(
         provides=provides,
         conflicts=instead_of,
         replaces=instead_of,
+        conffiles=conffiles,
     )
 
 
@@ -273,8 +275,11 @@ def _pinning(branch: str) -> Parts:
     others = ", ".join(
         f"nvidia-driver-pinning-{each.partition('.')[0]}" for each in DRIVERS if not each.startswith(branch)
     )
-    package = _package(f"nvidia-driver-pinning-{branch}", f"{branch}-1", "keeps to a driver branch", instead_of=others)
-    return package, [TreeEntry(f"/etc/apt/preferences.d/nvidia-driver-pinning-{branch}", text.encode())]
+    name = f"nvidia-driver-pinning-{branch}"
+    path = f"/etc/apt/preferences.d/{name}"
+    # A conffile, as debhelper makes all files of /etc: it stays when the package is removed and not purged.
+    package = _package(name, f"{branch}-1", "keeps to a driver branch", instead_of=others, conffiles=(path,))
+    return package, [TreeEntry(path, text.encode())]
 
 
 def _dkms(name: str, other: str, version: str, flags: str) -> Parts:

@@ -17,7 +17,7 @@ from .nodes import CONTROL_PLANE, describe, not_ready
 _MIRROR = "kubernetes.io/config.mirror"
 _GONE = (404, 409)
 """Status codes for a pod that no longer exists, or whose name another pod has."""
-_SILENT_S = 120
+_SILENT_S = 300
 """Within this time the node of a stopped kubelet is not ready: twice kube-controller-manager's limit, and some."""
 _POLL_S = 2.0
 

@@ -20,7 +20,8 @@ from . import kept
 PREFERENCES = "/etc/apt/preferences.d"
 ARCHIVES = "/var/cache/apt/archives"
 apt = packages.Apt.get
-REPLACE = ("--allow-downgrades", "--allow-change-held-packages")
+# Purged: the file with which an old branch's package pins that branch would stay in force.
+REPLACE = ("--allow-downgrades", "--allow-change-held-packages", "--purge")
 _PINNING = "nvidia-driver-pinning-"
 
 

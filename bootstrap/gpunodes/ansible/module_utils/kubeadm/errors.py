@@ -113,7 +113,7 @@ def component_error(since: float, names: Sequence[str] = COMPONENTS) -> Problem 
     Source: kubelet 1.36, pkg/kubelet/kuberuntime/helpers.go: NAMESPACE_POD_UID/CONTAINER/ATTEMPT.log.
     """
     for name in names:
-        for error in _errors_of(name, since):
+        for _, error in _errors_of(name, since):
             return Problem(f"{name} ended: {error.found}", remedy=error.remedy)
     return None
 
@@ -123,8 +123,21 @@ def refuses_argument(name: str, since: float) -> bool:
 
     One may be of a pod before: the kubelet may start it once more before it sees that its manifest was replaced.
     """
-    refused = [error for error in _errors_of(name, since) if re.search(causes.BAD_ARGUMENT, error.found)]
-    return len(refused) > 1
+    refused = [path for path, error in _errors_of(name, since) if re.search(causes.BAD_ARGUMENT, error.found)]
+    return len(refused) > 1 or any(_is_second_of_new_pod(path, since) for path in refused)
+
+
+def _is_second_of_new_pod(path: str, since: float) -> bool:
+    """Whether a log is of a pod that came after ``since``, and of its second or a later attempt.
+
+    The kubelet removes the log of an ended attempt as soon as the next one has ended: two are there for a second only.
+    """
+    if os.path.basename(path) == "0.log":
+        return False
+    try:
+        return os.stat(os.path.dirname(os.path.dirname(path))).st_mtime >= since
+    except OSError:
+        return False
 
 
 def parse_component(log: str) -> Problem | None:
@@ -138,15 +151,15 @@ def _command_error(message: str) -> str:
     return plain.group(1).replace('\\"', '"') if plain else message
 
 
-def _errors_of(name: str, since: float) -> Iterator[Problem]:
-    """Why attempts of a component ended after ``since``, the newest first; none for one that runs."""
+def _errors_of(name: str, since: float) -> Iterator[tuple[str, Problem]]:
+    """The logs of a component's attempts that ended after ``since``, the newest first, with why; not one that runs."""
     written = {}
     for path in glob.glob(f"{LOGS}/kube-system_{name}-*/{name}/*.log"):
         with contextlib.suppress(OSError):  # the kubelet removes those of old attempts
             written[path] = os.stat(path).st_mtime
     for path in sorted(written, key=written.__getitem__, reverse=True):
         if written[path] >= since and (error := parse_component(_end_of(path))):
-            yield error
+            yield path, error
 
 
 def _end_of(path: str) -> str:
