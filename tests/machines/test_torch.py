@@ -6,7 +6,6 @@ example's. Emulated machines import it slowly, so this is a slow part. A repair 
 
 from __future__ import annotations
 
-
 import yaml
 
 from . import training, unhealthy

@@ -53,7 +53,7 @@ print(json.dumps([nft_tables.delete("inet", "a-table"), nft_tables.delete("inet"
 
 
 def test_a_reset_removes_the_tables_of_kubernetes_and_its_add_ons() -> None:
-    """That of network-policy, too: it hands packets to a program that has ended, and the kernel drops them."""
+    """That of network-policy, too: it asks a program that has ended about each packet."""
     found = in_namespace("""
 ours = [("inet", "kube-network-policies"), ("ip", "kube-proxy"), ("ip6", "flannel-ipv6"), ("inet", "cni_hostport")]
 for each in ours:

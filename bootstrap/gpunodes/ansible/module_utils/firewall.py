@@ -11,7 +11,7 @@ from . import nft_tables
 from .process import run
 
 _FAMILIES = ("iptables", "ip6tables")
-# The last one hands packets to a program of the add-on network-policy, and drops them when that has ended.
+# The last one asks a program of the add-on network-policy about each packet: without it the kernel drops them all.
 _NFT_TABLES = (
     *("kube-proxy", "flannel-ipv4", "flannel-ipv6", "cni_hostport", "cni_plugins_masquerade"),
     "kube-network-policies",
