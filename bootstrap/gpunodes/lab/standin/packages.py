@@ -268,10 +268,8 @@ def driver(version: str, objects: Objects) -> list[Parts]:
 
 def _pinning(branch: str) -> Parts:
     text = _PINNED.format(branch=branch) + _UNPINNED
-    others = ", ".join(
-        f"nvidia-driver-pinning-{each.partition('.')[0]}" for each in DRIVERS if not each.startswith(branch)
-    )
     name = f"nvidia-driver-pinning-{branch}"
+    others = ", ".join(name.replace(branch, each[:3]) for each in DRIVERS if not each.startswith(branch))
     path = f"/etc/apt/preferences.d/{name}"
     # A conffile, as debhelper makes all files of /etc: it stays when the package is removed and not purged.
     package = _package(name, f"{branch}-1", "keeps to a driver branch", instead_of=others)
