@@ -47,7 +47,9 @@ def test_the_servers_of_the_checkpoint_survive_a_drain(operator: Operator) -> No
     operator.kubectl("uncordon", "worker-2")
     address = operator.kubectl("get", "svc", "serve", "-o", "jsonpath={.spec.clusterIP}").strip()
     request = f"curl -s --noproxy '*' --max-time 60 --data-binary @/run/image http://{address}/predict"
-    found = json.loads(operator.ssh("control-1", f"head -c 784 /dev/zero >/run/image; {request}"))
+    # A server may be ready before kube-proxy knows it.
+    again = f"{request} --retry 5 --retry-connrefused --retry-delay 2"
+    found = json.loads(operator.ssh("control-1", f"head -c 784 /dev/zero >/run/image; {again}"))
     assert found["step"] == saved(operator)
     operator.ssh("control-1", f"cat >/run/ask <<'END'\n{ASK.format(request=request)}\nEND")
     operator.ssh("control-1", "systemd-run --unit=ask sh /run/ask")

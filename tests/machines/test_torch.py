@@ -6,8 +6,6 @@ example's. Emulated machines import it slowly, so this is a slow part. A repair 
 
 from __future__ import annotations
 
-import re
-
 import yaml
 
 from . import training, unhealthy
@@ -51,31 +49,31 @@ LONG_S = 1800.0
 
 def test_torchrun_starts_on_two_nodes(operator: Operator) -> None:
     training.start(operator, TORCH, LONG_S)
-    for name, _ in ranks(operator).values():
+    for name, _ in training.got("both ranks run", lambda: training.both(operator)).values():
         command = operator.kubectl("exec", name, "--", "cat", "/proc/1/cmdline").replace("\0", " ")
         assert "torchrun --nnodes=2 --nproc-per-node=1" in command
         assert "--backend=gloo" in command
 
 
 def test_the_loss_falls(operator: Operator) -> None:
-    until("there are steps", lambda: len(losses(operator)) > 4, limit_s=LONG_S)
-    found = losses(operator)
+    found = training.got("there are steps", lambda: training.more_losses(operator, 4), limit_s=LONG_S)
     assert found[-1][1] < found[0][1]
     assert operator.ssh("control-1", f"ls {SHARE}/logs").split()
 
 
 def test_a_rank_that_is_deleted_ends_the_other_and_both_go_on(operator: Operator) -> None:
-    before, (step, _), first = ranks(operator), losses(operator)[-1], losses(operator)[0][1]
+    before = training.got("both ranks run", lambda: training.both(operator))
+    known = training.got("there are losses", lambda: losses(operator))
+    (step, _), first = known[-1], known[0][1]
     operator.kubectl("delete", "pod", before["1"][0], "--wait=true")
     until(
         "both ranks run again",
         lambda: training.both_run(operator) and ranks(operator).get("0") not in {None, before["0"]},
         limit_s=LONG_S,
     )
-    until("they go on", lambda: len(losses(operator)) > 1, limit_s=LONG_S)
-    [continued] = re.findall(r"^continuing after step (\d+)$", training.log(operator), re.MULTILINE)
-    assert int(continued) >= step
-    assert losses(operator)[-1][1] < first
+    again = training.got("they go on", lambda: training.more_losses(operator, 1), limit_s=LONG_S)
+    assert training.got("they say from where", lambda: training.continued(operator)) >= step
+    assert again[-1][1] < first
 
 
 def test_one_command_takes_it_away_and_all_steps_end(operator: Operator) -> None:

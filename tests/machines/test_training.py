@@ -5,11 +5,9 @@ Not run on machines yet. test_training_curve.py and test_serving.py have the res
 
 from __future__ import annotations
 
-import re
-
 from . import training, unhealthy
 from .conftest import Operator
-from .training import SHARE, both_run, log, losses, ranks, until
+from .training import SHARE, both, continued, got, losses, more_losses, until
 from .unhealthy import entry
 
 LAB = training.LAB
@@ -20,8 +18,7 @@ def test_the_example_is_started(operator: Operator) -> None:
 
 
 def test_the_loss_falls(operator: Operator) -> None:
-    until("there is a checkpoint", lambda: len(losses(operator)) > 4)
-    found = losses(operator)
+    found = got("there is a checkpoint", lambda: more_losses(operator, 4))
     assert found[-1][1] < found[0][1]
     # Beside it there is a new one, while that is written.
     listing = f"ls {SHARE}/checkpoints"
@@ -29,18 +26,18 @@ def test_the_loss_falls(operator: Operator) -> None:
 
 
 def test_the_job_goes_on_from_its_checkpoint_after_a_repair(operator: Operator) -> None:
-    (step, loss), before = losses(operator)[-1], ranks(operator)
-    first = losses(operator)[0][1]
+    before = got("both ranks run", lambda: both(operator))
+    known = got("there are losses", lambda: losses(operator))
+    (step, loss), first = known[-1], known[0][1]
     node = before["0"][1]
     booted = unhealthy.boot(operator, node)
     done = entry(operator.document("repair", node, "--yes", "--reason", "a trial"), node)
     assert done["outcome"] == "repaired", done
     assert unhealthy.boot(operator, node) != booted
-    until("both ranks run again, on different nodes", lambda: both_run(operator))
-    assert ranks(operator)["0"][0] != before["0"][0], "another pod"
-    until("it goes on", lambda: len(losses(operator)) > 1)
-    [continued] = re.findall(r"^continuing after step (\d+)$", log(operator), re.M)
-    assert int(continued) >= step
-    again = losses(operator)
-    assert again[0][0] > int(continued)
+    now = got("both ranks run again, on different nodes", lambda: both(operator))
+    assert now["0"][0] != before["0"][0], "another pod"
+    again = got("it goes on", lambda: more_losses(operator, 1))
+    since = got("it says from where", lambda: continued(operator))
+    assert since >= step
+    assert again[0][0] > since
     assert again[-1][1] < first, f"{loss} before the repair"

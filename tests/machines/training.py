@@ -50,6 +50,7 @@ OVERLAY = {
 
 
 until = functools.partial(waiting.until, limit_s=WAIT_S)
+got = functools.partial(waiting.got, limit_s=WAIT_S)
 
 
 def copy_example(operator: Operator, kustomization: Mapping[str, object]) -> None:
@@ -85,20 +86,38 @@ def ranks(operator: Operator) -> dict[str, tuple[str, str]]:
     }
 
 
-def both_run(operator: Operator) -> bool:
-    """Whether both ranks run, on different nodes."""
-    return {node for _, node in ranks(operator).values()} == WORKERS
-
-
 def log(operator: Operator) -> str:
     """What rank 0 has printed, "" while it does not run."""
     name, _ = ranks(operator).get("0", ("", ""))
     return operator.kubectl("logs", name, code=None) if name else ""
 
 
+def continued(operator: Operator) -> int:
+    """The step from which rank 0 has gone on; raises ValueError before it says so."""
+    [step] = re.findall(r"^continuing after step (\d+)$", log(operator), re.M)
+    return int(step)
+
+
+def both(operator: Operator) -> dict[str, tuple[str, str]]:
+    """The ranks as ``ranks`` has them, nothing before both run on different nodes."""
+    found = ranks(operator)
+    return found if {node for _, node in found.values()} == WORKERS else {}
+
+
+def both_run(operator: Operator) -> bool:
+    """Whether both ranks run, on different nodes."""
+    return bool(both(operator))
+
+
 def losses(operator: Operator) -> list[tuple[int, float]]:
     """Each step that rank 0 reported, with its loss."""
     return [(int(step), float(loss)) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", log(operator), re.M)]
+
+
+def more_losses(operator: Operator, least: int) -> list[tuple[int, float]]:
+    """The losses as ``losses`` has them, nothing before there are more than ``least``."""
+    found = losses(operator)
+    return found if len(found) > least else []
 
 
 def saved(operator: Operator) -> int:

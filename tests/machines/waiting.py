@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def until(what: str, seen: Callable[[], object], limit_s: float = 300.0) -> float:
@@ -24,3 +27,15 @@ def until(what: str, seen: Callable[[], object], limit_s: float = 300.0) -> floa
         time.sleep(3)
     print(f"{what}: {time.monotonic() - began:.0f} s{failure}")
     return time.monotonic() - began
+
+
+def got(what: str, read: Callable[[], T], limit_s: float = 300.0) -> T:
+    """The first value of ``read`` that is true, waited for as in ``until``: another question may fail again."""
+    found: list[T] = []
+
+    def look() -> object:
+        found[:] = [read()]
+        return found[0]
+
+    until(what, look, limit_s)
+    return found[0]

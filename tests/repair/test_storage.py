@@ -11,7 +11,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from gpunodes.ansible.module_utils import kubeconfig
+from gpunodes.ansible.module_utils import kube_api, kubeconfig
 from gpunodes.ansible.module_utils.cluster import objects as applied
 from gpunodes.ansible.module_utils.cluster import storage as claims
 from gpunodes.ansible.module_utils.problem import MachineProblem
@@ -154,9 +154,12 @@ def test_the_verifying_pod_meets_the_strictest_pod_security_and_its_claim_is_in_
     pod = claims.pod_on("w1", "probe", ("ml", "scratch"), "busybox", "true")
     server.call("POST", f"{NAMESPACES}/ml/pods?fieldValidation=Strict", pod)
     found = Objects(Direct(server), patience_s=0)
-    assert found.users(found.own()[1]) == ["ml/probe"]
+    assert found.users(found.own()[1]) == (["ml/probe"], [])
+    # One that has ended keeps its claim, too.
+    server.call("PATCH", f"{NAMESPACES}/ml/pods/probe/status", {"status": {"phase": "Succeeded"}}, kube_api.MERGE)
+    assert found.users(found.own()[1]) == (["ml/probe"], [])
     server.call("DELETE", f"{NAMESPACES}/ml/pods/probe?gracePeriodSeconds=0")
-    assert found.users(found.own()[1]) == []
+    assert found.users(found.own()[1]) == ([], [])
 
 
 @pytest.mark.usefixtures("admin")
@@ -224,18 +227,28 @@ def test_all_is_deleted_claims_first(server: ApiServer) -> None:
     from gpunodes.operations.storage.commands import _removed
 
     found = Objects(Direct(server), patience_s=0)
-    given = _removed(*found.own())
+    given = _removed(*found.own(), [])
     # Started after the command looked for pods: what the claim keeps, keeps the server.
     pod = claims.pod_on("w1", "late", ("ml", "scratch"), "busybox", "true")
     server.call("POST", f"{NAMESPACES}/ml/pods", pod)
+    server.call("PATCH", f"{NAMESPACES}/ml/pods/late/status", {"status": {"phase": "Succeeded"}}, kube_api.MERGE)
     with pytest.raises(MachineProblem, match="PersistentVolumeClaim ml/scratch is being deleted"):
         applied.delete(given, "", check=False, keep=False, limit_s=5)
-    assert [each["metadata"]["namespace"] for each in found.own()[1]] == ["ml"]
+    volumes, left = found.own()
+    assert [each["metadata"]["namespace"] for each in left] == ["ml"]
+    assert len(volumes) == len(given) - len(left), "a claim that stays keeps the volumes"
     server.call("DELETE", f"{NAMESPACES}/ml/pods/late?gracePeriodSeconds=0")
+    # An interrupted verification leaves one that nothing else deletes.
+    pod["metadata"]["name"] = "gpunodes-storage-write-0123abcd"
+    server.call("POST", f"{NAMESPACES}/ml/pods", pod)
+    assert found.users(left) == (["ml/gpunodes-storage-write-0123abcd"], []), "it may go on"
+    path = f"{NAMESPACES}/ml/pods/gpunodes-storage-write-0123abcd/status"
+    server.call("PATCH", path, {"status": {"phase": "Failed"}}, kube_api.MERGE)
+    users, ended = found.users(left)
+    assert (users, [each["metadata"]["name"] for each in ended]) == ([], ["gpunodes-storage-write-0123abcd"])
     # The next command has a list of its own.
-    left = _removed(*found.own())
-    deleted, _ = applied.delete(left, "", check=False, keep=False, limit_s=60)
-    order = {"PersistentVolumeClaim": 0, "PersistentVolume": 1}
+    deleted, _ = applied.delete(_removed(*found.own(), ended), "", check=False, keep=False, limit_s=60)
+    order = {"Pod": 0, "PersistentVolumeClaim": 1, "PersistentVolume": 2}
     kinds = [order[each.partition(" ")[0]] for each in deleted]
     assert kinds == sorted(kinds)
     assert found.own() == ([], [])

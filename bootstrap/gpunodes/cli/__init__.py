@@ -205,7 +205,7 @@ def _interrupted() -> int:
 def _document(error: GpunodesError) -> None:
     """Print an error as a document, where the arguments request one: they may be wrong, and are not parsed then."""
     found = _format(sys.argv[1:])
-    if found:
+    if found and not terminal.has_final():
         from gpunodes.views import document
 
         text = document.error(error)

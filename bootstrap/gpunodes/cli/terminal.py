@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = "interrupted; run the same command again"
+_final: list[str] = []
+"""The command's document, once ``final`` has printed it."""
 
 
 class OutputClosed(Exception):  # noqa: N818 - names what happened
@@ -29,6 +31,17 @@ def echo(text: str, *, err: bool = False) -> None:
     Raises OutputClosed where the reader went away.
     """
     _write(printable_lines(text), err=err)
+
+
+def final(text: str) -> None:
+    """Print a command's document although the command fails: that of its error is left out, stdout is one document."""
+    _final.append(text)
+    echo(text)
+
+
+def has_final() -> bool:
+    """Whether the command's document is printed already."""
+    return bool(_final)
 
 
 def report(text: str, *, err: bool = False) -> None:

@@ -376,13 +376,16 @@ def sources(volumes: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def users(pods: Iterable[Mapping[str, Any]], used: Collection[tuple[str, str]]) -> list[str]:
-    """The pods, NAMESPACE/NAME, that use one of these claims (namespace, name); those that have ended do not count."""
+    """The pods, NAMESPACE/NAME, that use one of these claims (namespace, name), also those that have ended.
+
+    Kubernetes keeps a claim until these are deleted, too. Source: podUsesPVCForDeletion in
+    pkg/controller/volume/pvcprotection/pvc_protection_controller.go, 1.36.
+    """
     found = []
     for pod in pods:
         namespace, name = str(pod["metadata"].get("namespace")), str(pod["metadata"].get("name"))
         volumes = (pod.get("spec") or {}).get("volumes") or ()
         named = {str((each.get("persistentVolumeClaim") or {}).get("claimName")) for each in volumes}
-        ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
-        if not ended and any((namespace, each) in used for each in named):
+        if any((namespace, each) in used for each in named):
             found.append(f"{namespace}/{name}")
     return sorted(set(found))

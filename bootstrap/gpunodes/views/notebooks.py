@@ -82,9 +82,9 @@ def seen(found: Seen) -> str:
     return "\n".join([f"a cell ran; CUDA counts {found.cuda} GPUs", *found.gpus])
 
 
-def dump(found: Started, *, dry_run: bool) -> str:
+def dump(found: Started, *, dry_run: bool, ready: bool) -> str:
     """``gpunodes.notebook/1`` of `jupyter up`"""
-    more = {"made": list(found.made), "dry_run": dry_run, "ready": not dry_run}
+    more = {"made": list(found.made), "dry_run": dry_run, "ready": ready}
     return _document(found.place, found.request, **more, token=found.token, node_port=found.node_port)
 
 

@@ -144,12 +144,12 @@ def removed(objects: Sequence[str], folder: str) -> str:
     return printable(f"removed {', '.join(objects)}" + (f"; the images stay in {folder}" if folder else ""))
 
 
-def dump_started(found: Started, ended: RunResult) -> str:
-    """``gpunodes.registry/1`` of `registry up`"""
+def dump_started(found: Started, ended: RunResult | None) -> str:
+    """``gpunodes.registry/1`` of `registry up`; ``run`` is null if it failed before or after the nodes' playbook."""
     own = {name: getattr(found, name) for name in ("address", "user", "password", "share", "folder", "image")}
     end = {"certificate_end": round(found.certificate_end)}
     logins = {"logins": list(found.logins.namespaces), "left": list(found.logins.left)}
-    return _document(**own, **end, **logins, changed=list(found.changed), run=json.loads(document.run(ended)))
+    return _document(**own, **end, **logins, changed=list(found.changed), run=_run(ended))
 
 
 def dump_status(found: Status) -> str:
@@ -167,7 +167,11 @@ def dump_pulled(found: Sequence[Pulled]) -> str:
 
 def dump_removed(objects: Sequence[str], folder: str, ended: RunResult | None) -> str:
     """``gpunodes.registry/1`` of `registry down`"""
-    return _document(removed=list(objects), folder=folder, run=json.loads(document.run(ended)) if ended else None)
+    return _document(removed=list(objects), folder=folder, run=_run(ended))
+
+
+def _run(ended: RunResult | None) -> Any:
+    return json.loads(document.run(ended)) if ended else None
 
 
 def _namespaces(found: Status) -> list[str]:

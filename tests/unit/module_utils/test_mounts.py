@@ -112,6 +112,30 @@ report(refused=refused, survived=survived, kept=kept, again=again, pid=user.pid,
     assert not [call for call in found["calls"] if "lazy" in call or "kubeadm reset" in call]
 
 
+def test_the_load_balancer_ends_by_itself_before_the_pods_are_removed() -> None:
+    """It takes its addresses from the network card only then: another node has them soon."""
+    found = in_namespace("""
+make("/etc/kubernetes/kubelet.conf")
+make("/run/containerd/containerd.sock", "")
+save_ledger("/var/lib/kubelet")
+others = reset.run
+def listed(argv, *rest, **options):
+    done = others(argv, *rest, **options)
+    return CommandResult(argv, 0, "0a1b\\n2c3d\\n", "") if "ps" in argv else done
+reset.run = listed
+report(error=error(reset.reset))
+""")
+    own = [call.partition("containerd.sock ")[2] for call in found["calls"] if call.startswith("crictl ")]
+    assert (own, found["error"]) == (
+        [
+            "ps --quiet --label=io.kubernetes.pod.namespace=kube-vip",
+            "--timeout=60s stop --timeout=25 0a1b 2c3d",
+            "--timeout=30s rmp --force --all",
+        ],
+        "",
+    )
+
+
 def test_machine_that_others_joined_is_reset_only_if_it_leaves_its_own_cluster() -> None:
     """An interrupted reset goes on, although the CA that allowed it is gone."""
     found = in_namespace("""

@@ -201,7 +201,7 @@ def test_what_the_cluster_reports_of_a_volume_is_checked() -> None:
     assert storage.sources([*hostile, {"spec": {"nfs": {"server": "a", "path": "/../b"}}}, {"spec": None}, {}]) == []
 
 
-def test_pods_that_have_ended_use_no_claim() -> None:
+def test_pods_that_have_ended_keep_their_claim() -> None:
     def pod(name: str, claim: str, phase: str) -> dict[str, Any]:
         volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}, {"name": "e", "emptyDir": {}}]
         return {
@@ -211,7 +211,7 @@ def test_pods_that_have_ended_use_no_claim() -> None:
         }
 
     pods = [pod("a", "scratch", "Running"), pod("b", "scratch", "Succeeded"), pod("c", "other", "Running")]
-    assert storage.users([*pods, pod("d", "scratch", "Pending")], {("ml", "scratch")}) == ["ml/a", "ml/d"]
+    assert storage.users([*pods, pod("d", "scratch", "Pending")], {("ml", "scratch")}) == ["ml/a", "ml/b", "ml/d"]
 
 
 def test_the_address_of_the_server_is_that_of_its_node_if_one_is_set() -> None:

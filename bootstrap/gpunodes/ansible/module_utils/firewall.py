@@ -1,14 +1,21 @@
-"""Finds and removes the firewall rules of kube-proxy, flannel, the CNI plugins and Docker."""
+"""Finds and removes the firewall rules of Kubernetes' components and add-ons, and of Docker."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import shutil
 
+from . import nft_tables
 from .process import run
 
 _FAMILIES = ("iptables", "ip6tables")
-_NFT_TABLES = ("kube-proxy", "flannel-ipv4", "flannel-ipv6", "cni_hostport", "cni_plugins_masquerade")
+# The last one asks a program of the add-on network-policy about each packet: without it the kernel drops them all.
+_NFT_TABLES = (
+    *("kube-proxy", "flannel-ipv4", "flannel-ipv6", "cni_hostport", "cni_plugins_masquerade"),
+    "kube-network-policies",
+)
 
 
 def tables() -> list[str] | None:
@@ -42,9 +49,11 @@ def clean(pattern: re.Pattern[str] = KUBERNETES) -> None:
             remaining = without(rules, pattern)
             if remaining != rules:
                 run([f"{family}-restore"], stdin=remaining)
-    for table in tables() or ():
-        if pattern is KUBERNETES and table.split()[-1] in _NFT_TABLES:
-            run(["nft", "delete", "table", *table.split()])
+    if pattern is KUBERNETES:
+        for family, name in itertools.product(nft_tables.FAMILIES, _NFT_TABLES):
+            # A program that still owns its table keeps it; the table ends with the program.
+            with contextlib.suppress(OSError):
+                nft_tables.delete(family, name)
 
 
 def without(rules: str, pattern: re.Pattern[str]) -> str:

@@ -69,10 +69,15 @@ def command(
         # Printed before the wait: a command that is interrupted must not lose it.
         if not as_json:
             terminal.report(view_of.made(started, dry_run=dry_run))
-        if not dry_run:
-            notebooks.wait(api, place, timeout, terminal.progress)
+        try:
+            if not dry_run:
+                notebooks.wait(api, place, timeout, terminal.progress)
+        except BaseException:
+            if as_json and started.token:
+                terminal.final(view_of.dump(started, dry_run=False, ready=False))
+            raise
     if as_json:
-        terminal.echo(view_of.dump(started, dry_run=dry_run))
+        terminal.echo(view_of.dump(started, dry_run=dry_run, ready=not dry_run))
     elif not dry_run:
         terminal.report(view_of.ready(started))
     return ExitCode.DONE

@@ -28,16 +28,24 @@ def command(new_password: bool, flags: common.CommonOptions) -> int:
     """
     inventory = checked.inventory(flags.inventory, checked.Needs.CLUSTER)
 
+    new: list[commands.Started] = []
+
     def shown(made: commands.Started) -> None:
         # Before anything else can fail: a command that is interrupted must not lose it.
         if made.password and not flags.as_json:
             terminal.report(view_of.password(made))
+        elif made.password:
+            new.append(made)
 
     view = text.progress()
     try:
         made, ended = commands.up(
             inventory, view, rollout_options.lines(), flags.options, shown, new_password=new_password
         )
+    except BaseException:
+        if new:
+            terminal.final(view_of.dump_started(new[-1], None))
+        raise
     finally:
         view.close()
     if flags.as_json:

@@ -8,6 +8,7 @@ Packages for displays are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpunodes.lab.mirror.deb import DebPackage
@@ -175,7 +176,6 @@ def _package(
     section: str = "admin",
     instead_of: str = "",
     provides: str = "",
-    conffiles: tuple[str, ...] = (),
 ) -> DebPackage:
     """A package of the stand-in; ``instead_of`` is a package that cannot be installed at the same time."""
     return DebPackage(
@@ -190,7 +190,6 @@ def _package(
         provides=provides,
         conflicts=instead_of,
         replaces=instead_of,
-        conffiles=conffiles,
     )
 
 
@@ -261,25 +260,20 @@ def driver(version: str, objects: Objects) -> list[Parts]:
     ]  # fmt: skip
     if int(branch) < _FIRST_WITH_STABLE_NAMES:
         # They do not depend on an exact version, which is why the guide recommends to pin the branch.
-        parts.append(
-            (_package(f"nvidia-open-{branch}", full, "NVIDIA driver metapackage", [f"nvidia-open (>= {full})"]), [])
-        )
-        parts.append(
-            (_package(f"cuda-drivers-{branch}", full, "NVIDIA driver metapackage", [f"cuda-drivers (>= {full})"]), [])
-        )
+        for name in ("nvidia-open", "cuda-drivers"):
+            needs = [f"{name} (>= {full})"]
+            parts.append((_package(f"{name}-{branch}", full, "NVIDIA driver metapackage", needs), []))
     return parts
 
 
 def _pinning(branch: str) -> Parts:
     text = _PINNED.format(branch=branch) + _UNPINNED
-    others = ", ".join(
-        f"nvidia-driver-pinning-{each.partition('.')[0]}" for each in DRIVERS if not each.startswith(branch)
-    )
     name = f"nvidia-driver-pinning-{branch}"
+    others = ", ".join(name.replace(branch, each[:3]) for each in DRIVERS if not each.startswith(branch))
     path = f"/etc/apt/preferences.d/{name}"
     # A conffile, as debhelper makes all files of /etc: it stays when the package is removed and not purged.
-    package = _package(name, f"{branch}-1", "keeps to a driver branch", instead_of=others, conffiles=(path,))
-    return package, [TreeEntry(path, text.encode())]
+    package = _package(name, f"{branch}-1", "keeps to a driver branch", instead_of=others)
+    return replace(package, conffiles=(path,)), [TreeEntry(path, text.encode())]
 
 
 def _dkms(name: str, other: str, version: str, flags: str) -> Parts:

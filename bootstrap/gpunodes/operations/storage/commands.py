@@ -94,12 +94,13 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
     given, addresses = _given(inventory), [_address(inventory, each) for each in machines]
     with connected(inventory) as objects:
         volumes, claims = objects.own()
-        if users := objects.users(claims):
+        users, pods = objects.users(claims)
+        if users:
             more = f" and {len(users) - 3} more" if len(users) > 3 else ""  # noqa: PLR2004 - as many are shown
             raise GpunodesError(
                 f"{', '.join(users[:3])}{more} use{'' if len(users) > 1 else 's'} shared storage",
                 "no pod that uses a claim which is removed: its processes would hang",
-                "delete these pods, or scale their workloads down; then run the command again",
+                "delete these pods, also ended ones, or scale their workloads down; then run the command again",
             )
     nodes, left = _nodes(inventory)
     for name, why in left.items():
@@ -108,7 +109,7 @@ def down(inventory: Inventory, view: RunView, report: Report, options: RunOption
         report("", why)
     # Those of the setting, too: a share without claims, or a folder that a user mounts otherwise, has no volume here.
     mounted = dict.fromkeys([*storage.sources(volumes), *leaving.folders(given, addresses)])
-    removed = [*storage_access.names(), *_removed(volumes, claims)]
+    removed = [*storage_access.names(), *_removed(volumes, claims, pods)]
     variables = {"storage_objects": removed, "storage_idle_shares": list(mounted)}
     ended = carry_out(DOWN, inventory, nodes, view, replace(options, variables=variables))
     # The next run continues: a node that may still have it mounted keeps its server.
@@ -196,9 +197,11 @@ def _nodes(inventory: Inventory) -> tuple[list[Machine], dict[str, str]]:
     return switched_off.split(inventory, inventory.machines(Role.CONTROL_PLANE, Role.WORKER))
 
 
-def _removed(volumes: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The objects that the playbook deletes."""
-    kinds = (("PersistentVolume", volumes), ("PersistentVolumeClaim", claims))
+def _removed(
+    volumes: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The objects that the playbook deletes, the last ones first."""
+    kinds = (("PersistentVolume", volumes), ("PersistentVolumeClaim", claims), ("Pod", pods))
     return [
         {
             "apiVersion": "v1",

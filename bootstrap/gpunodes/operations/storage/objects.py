@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from gpunodes.ansible.module_utils.cluster.storage import is_leftover
 from gpunodes.engine import control_planes
 from gpunodes.engine.cluster.api import Api
 from gpunodes.engine.cluster.pages import PODS_AT_ONCE
@@ -16,7 +17,13 @@ from gpunodes.inventory import Inventory
 from gpunodes.planner import storage
 
 _VOLUMES = "/api/v1/persistentvolumes"
-_POD_FIELDS = ("metadata.name", "metadata.namespace", "spec.volumes.persistentVolumeClaim", "status.phase")
+_POD_FIELDS = (
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.labels",
+    "spec.volumes.persistentVolumeClaim",
+    "status.phase",
+)
 _RELEASED = ("Released", "Failed")
 _GONE_S = 60.0
 
@@ -49,14 +56,15 @@ class Objects(Api):
         claims = [each for each in self._list(f"/api/v1/persistentvolumeclaims?{query}") if storage.is_claim(each)]
         return self._list(f"{_VOLUMES}?{query}"), claims
 
-    def users(self, claims: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The pods that use these claims, NAMESPACE/NAME."""
+    def users(self, claims: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Any]]:
+        """The pods that use these claims, NAMESPACE/NAME, and those that an interrupted verification left."""
         used = {(str(each["metadata"].get("namespace")), str(each["metadata"]["name"])) for each in claims}
         pods = []
         for namespace in sorted({namespace for namespace, _ in used}):
             path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
             pods += self._list(path, _POD_FIELDS, PODS_AT_ONCE)
-        return storage.users(pods, used)
+        left = [each for each in pods if is_leftover(each)]
+        return storage.users((each for each in pods if each not in left), used), left
 
     def delete_released(self, present: Mapping[tuple[str, str, str], Any]) -> list[str]:
         """Delete volumes whose claim was deleted: they bind none again. The data stays. Returns their names.

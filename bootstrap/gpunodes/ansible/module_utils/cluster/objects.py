@@ -70,17 +70,19 @@ def delete(
 ) -> tuple[list[str], list[Difference]]:
     """Delete ``objects``, the last one first, unless they are to ``keep``, and others of their kinds with ``label``.
 
-    Returns the deleted objects and the differences. With ``limit_s`` raises MachineProblem for one that is
-    still there then: what uses it may keep it, as a pod its claim.
+    Returns the deleted objects and the differences. With ``limit_s`` the objects of a kind are gone before those of the
+    next one are deleted. Raises MachineProblem for one that is still there then: what uses it may keep it, as a pod its
+    claim, and what protects it stays.
     """
     client = kube_api.admin()
     paths = Paths(client)
     known = {paths.find(each): each["kind"] for each in objects}
-    deleted, differences, leaving = [], [], {}
+    deleted, differences, deadline = [], [], time.monotonic() + limit_s
     for folder, kind in dict.fromkeys((path.rpartition("/")[0], kind) for path, kind in reversed(known.items())):
         listed = client.get(folder, labelSelector=label)["items"] if label else []
         others = {f"{folder}/{each['metadata']['name']}": each for each in listed}
         own = {} if keep else {path: client.find(path) for path in known if path.rpartition("/")[0] == folder}
+        leaving = {}
         for path, found in {**others, **own}.items():
             if found is None or (keep and path in known):
                 continue
@@ -90,8 +92,8 @@ def delete(
             if not check:
                 leaving[path] = f"{kind} {'/'.join(_names(found))}"
                 client.delete(path)
-    if limit_s:
-        _wait_gone(client, leaving, limit_s)
+        if limit_s:
+            _wait_gone(client, leaving, deadline, limit_s)
     return deleted, differences
 
 
@@ -100,9 +102,8 @@ def _names(found: Mapping[str, Any]) -> list[str]:
     return [str(metadata[key]) for key in ("namespace", "name") if key in metadata]
 
 
-def _wait_gone(client: Client, leaving: Mapping[str, str], limit_s: float) -> None:
+def _wait_gone(client: Client, leaving: Mapping[str, str], deadline: float, limit_s: float) -> None:
     """Wait until these objects, titles by path, are gone."""
-    deadline = time.monotonic() + limit_s
     while left := [title for path, title in leaving.items() if client.find(path) is not None]:
         if time.monotonic() >= deadline:
             kind, _, name = left[0].partition(" ")

@@ -17,6 +17,7 @@ _ENDED = {"Succeeded", "Failed"}
 _USER = 65532
 """The user of the pods: not root, which a server may squash."""
 _PREFIX = "gpunodes-storage-"
+_LABEL = "app.kubernetes.io/managed-by"
 _DENIED = ("Permission denied", "Read-only file system", "Operation not permitted")
 
 
@@ -37,6 +38,7 @@ def verify(claims: Sequence[tuple[str, str]], image: str, limit_s: float) -> lis
     first problem.
     """
     client = kube_api.admin()
+    _clean(client, claims)
     _wait_bound(client, claims, limit_s)
     bound = f"{len(claims)} claim{'s are' if len(claims) > 1 else ' is'} bound"
     nodes = ready_nodes(client.get("/api/v1/nodes")["items"]) if image else []
@@ -45,6 +47,22 @@ def verify(claims: Sequence[tuple[str, str]], image: str, limit_s: float) -> lis
         return [f"{bound}; not verified that pods on two nodes write and read: {why}"]
     shares = {name: namespace for namespace, name in reversed(claims)}
     return [bound, *(_use(client, (shares[name], name), nodes[:2], image, limit_s) for name in sorted(shares))]
+
+
+def is_leftover(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod is of a verification that was interrupted, and has ended: nothing else deletes it."""
+    meta = pod["metadata"]
+    own = (meta.get("labels") or {}).get(_LABEL) == "gpunodes" and str(meta["name"]).startswith(_PREFIX)
+    return own and (pod.get("status") or {}).get("phase") in _ENDED
+
+
+def _clean(client: Client, claims: Sequence[tuple[str, str]]) -> None:
+    """Delete what an interrupted verification left: it would keep its claim."""
+    for namespace in dict.fromkeys(namespace for namespace, _ in claims):
+        folder = f"/api/v1/namespaces/{namespace}/pods"
+        for pod in client.get(folder, labelSelector=f"{_LABEL}=gpunodes")["items"]:
+            if is_leftover(pod):
+                client.delete(f"{folder}/{pod['metadata']['name']}")
 
 
 def _wait_bound(client: Client, claims: Sequence[tuple[str, str]], limit_s: float) -> None:
@@ -148,7 +166,7 @@ def pod_on(node: str, name: str, claim: tuple[str, str], image: str, script: str
         "metadata": {
             "name": name,
             "namespace": claim[0],
-            "labels": {"app.kubernetes.io/managed-by": "gpunodes"},
+            "labels": {_LABEL: "gpunodes"},
         },
         "spec": {
             "nodeName": node,

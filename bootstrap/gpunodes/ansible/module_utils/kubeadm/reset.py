@@ -25,6 +25,8 @@ _CNI_NETWORK = "cbr0"
 """Name of the network in Flannel's configuration (kube-flannel.yml)."""
 _CNI = "/etc/cni/net.d"
 _CNI_FILES = ("10-flannel.conflist",)
+_LOAD_BALANCER = "kube-vip"
+"""The namespace of the add-on load-balancer."""
 _TRIES = 2
 _LINKS = ("cni0", "flannel.1", "flannel-v6.1", "kube-ipvs0", "nodelocaldns", "kube-bridge")
 
@@ -173,7 +175,12 @@ def _remove_pods() -> None:
     """Remove all pods with their networks through the container runtime."""
     socket = runtime_socket()
     if os.path.exists(socket[len("unix://") :]):
-        command = ["crictl", f"--runtime-endpoint={socket}", "--timeout=30s", "rmp", "--force", "--all"]
+        crictl = ["crictl", f"--runtime-endpoint={socket}"]
+        # Only SIGTERM lets it take its addresses from this machine's network card: another node has them soon.
+        balancer = run([*crictl, "ps", "--quiet", f"--label=io.kubernetes.pod.namespace={_LOAD_BALANCER}"], 30)
+        if containers := balancer.out.split():
+            run([*crictl, "--timeout=60s", "stop", "--timeout=25", *containers], 90)
+        command = [*crictl, "--timeout=30s", "rmp", "--force", "--all"]
         # A pod may need a second attempt, as in kubeadm (app/constants: RemoveContainerRetry).
         any(run(command, 300).ok for _ in range(_TRIES))
 
