@@ -345,7 +345,7 @@ def image_archive(path: str) -> dict[str, str]:
 def addon(
     name: str, images: Mapping[str, Any], settings: Mapping[str, Any], addresses: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """A row of the table of add-ons, and the problem with its settings; empty without a name. ``addresses``: of nodes."""
+    """A row of the table of add-ons, and the problem with its settings; empty without a name."""
     from gpunodes.errors import WrongInput
     from gpunodes.planner import addons
 
