@@ -1,7 +1,7 @@
 """Pools that scale by power, with GPUs: machines are switched on for pods that wait, and off when they are idle.
 
 Two pools of one GPU machine each, which are pools from the beginning of the cluster. Measured: the seconds from a pod
-that waits to its start, beside those of the machine's own boot and driver. Not run yet.
+that waits to its start, beside those of the machine's own boot and driver.
 """
 
 from __future__ import annotations

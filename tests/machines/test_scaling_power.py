@@ -2,7 +2,7 @@
 
 The workers joined before their pools scaled. The autoscaler and the power server run as pods on the control plane, and
 reach the BMC of worker-1 by the lab's network. worker-2 counts as a machine without a BMC: the lab's listener starts it
-by Wake-on-LAN, and it shuts itself down. Not run yet.
+by Wake-on-LAN, and it shuts itself down.
 """
 
 from __future__ import annotations

@@ -135,7 +135,13 @@ def made(access: Access, of: Mapping[str, Any], request: Request, report: Report
     own = [replace(each, end=max([end, *earlier])) for each in own]
     for each in own:
         access.bind(each)
-    return Made(_document(of, request, pem, key), own, end)
+    return Made(_document(of, request.user, _namespace(request, own), pem, key), own, end)
+
+
+def _namespace(request: Request, own: Sequence[Binding]) -> str:
+    """The namespace of the kubeconfig: a renewal without a role keeps it, where the user has rights in one only."""
+    found = {each.namespace for each in own}
+    return request.namespace if request.role or len(found) > 1 else found.pop()
 
 
 def users(inventory: Inventory) -> list[Binding]:
@@ -323,15 +329,17 @@ def _checked(pem: bytes, key: EllipticCurvePrivateKey, request: Request) -> floa
     return end
 
 
-def _document(of: Mapping[str, Any], request: Request, pem: bytes, key: EllipticCurvePrivateKey) -> dict[str, Any]:
+def _document(
+    of: Mapping[str, Any], person: str, namespace: str, pem: bytes, key: EllipticCurvePrivateKey
+) -> dict[str, Any]:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     cluster = of["clusters"][0]
-    name = f"{cluster['name']}-{request.user}"
+    name = f"{cluster['name']}-{person}"
     context = {"cluster": cluster["name"], "user": name}
-    if request.namespace:
-        context["namespace"] = request.namespace
+    if namespace:
+        context["namespace"] = namespace
     user = {
         "client-certificate-data": base64.b64encode(pem).decode("ascii"),
         "client-key-data": base64.b64encode(secret).decode("ascii"),

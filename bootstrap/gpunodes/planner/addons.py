@@ -67,6 +67,10 @@ class Addon:
     """What is queried after its workloads run."""
     uses: Sequence[Mapping[str, Any]] = ()
     """Objects that forbid its removal."""
+    argument: Mapping[str, str] = field(default_factory=dict)
+    """One that API servers must have: ``name``, and ``setting``, by which it is decided when the cluster is made."""
+    network: bool = False
+    """Whether it is the network of pods."""
 
     @property
     def obtaining(self) -> str:
@@ -161,7 +165,7 @@ def refusal(addon: Addon, settings: Mapping[str, Any], cluster: Sequence[str] = 
             return WrongInput(
                 f"{addon.name} needs another value of the setting {key}, which is {given}",
                 f"{key}: {shown}",
-                "set it for the whole cluster, and apply it there first",
+                "that is decided when a cluster is made: leave the add-on out, or make the cluster again",
             )
     if (addresses := load_balancer.SETTING) in addon.settings:
         given = settings[addresses]

@@ -304,6 +304,23 @@ def test_the_end_of_a_user_is_that_of_the_certificate_which_lasts_longest(monkey
         bound[:] = [replace(each, is_own=True) for each in made.bindings]
 
 
+@pytest.mark.parametrize(
+    ("held_in", "kept"), [(["team"], "team"), ([""], None), (["team", "other"], None), (["", "team"], None)]
+)
+def test_a_renewal_keeps_the_namespace_of_a_user_of_one(
+    monkeypatch: pytest.MonkeyPatch, held_in: list[str], kept: str | None
+) -> None:
+    """Else each of her commands asks in `default`, where she may do nothing."""
+    access = Access(cluster())
+    bound = [Binding(each, "gpunodes:alice", "edit", True, ("alice",)) for each in held_in]
+    monkeypatch.setattr(access, "signed", lambda *_: b"pem")
+    monkeypatch.setattr(access, "bindings", lambda: bound)
+    monkeypatch.setattr(users, "_is_made_for", lambda *_: True)
+    monkeypatch.setattr(users, "_checked", lambda *_: 86_400.0)
+    made = users.made(access, OF, Request("alice"), lambda _: None, lambda _: None)
+    assert made.document["contexts"][0]["context"].get("namespace") == kept
+
+
 def _self_signed(name: str) -> bytes:
     import datetime as dt
 

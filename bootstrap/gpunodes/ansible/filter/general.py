@@ -345,15 +345,13 @@ def image_archive(path: str) -> dict[str, str]:
 def addon(
     name: str, images: Mapping[str, Any], settings: Mapping[str, Any], addresses: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """An optional add-on for its role: version, images, settings, proof, uses, and the problem with them ("" for none).
-
-    Without a name all are empty. ``addresses`` are those of the cluster's nodes.
-    """
+    """A row of the table of add-ons, and the problem with its settings; empty without a name."""
     from gpunodes.errors import WrongInput
     from gpunodes.planner import addons
 
     if not name:
-        return {"version": "", "images": {}, "settings": {}, "proof": {}, "uses": [], "problem": ""}
+        own = {"version": "", "uses": [], "network": False, "problem": ""}
+        return {**own, **{key: {} for key in ("images", "settings", "proof", "argument")}}
     try:
         found = addons.chosen(name)
         replaced = addons.images_of(found, images)
@@ -366,6 +364,8 @@ def addon(
         "settings": {} if problem else addons.values_of(found, settings),
         "proof": dict(found.proof),
         "uses": list(found.uses),
+        "argument": dict(found.argument),
+        "network": found.network,
         "problem": problem,
     }
 

@@ -46,6 +46,17 @@ options:
     type: list
     elements: dict
     default: []
+  argument:
+    description: >-
+      An argument that API servers must have for V(present): C(name), and C(setting), by which it is decided when the
+      cluster is made.
+    type: dict
+    default: {}
+  network:
+    description: >-
+      Whether the add-on is the network of pods: V(present) installs it only while no node is ready without it.
+    type: bool
+    default: false
   timeout:
     description: Seconds to wait with V(verified).
     type: int
@@ -99,7 +110,7 @@ diff:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.cluster import optional
+from ..module_utils.cluster import optional, optional_needs
 from ..module_utils.entry import carry_out
 
 
@@ -112,6 +123,8 @@ def main() -> None:
             "objects": {"type": "list", "elements": "dict", "default": []},
             "proof": {"type": "dict", "default": {}},
             "uses": {"type": "list", "elements": "dict", "default": []},
+            "argument": {"type": "dict", "default": {}},
+            "network": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
@@ -125,6 +138,7 @@ def main() -> None:
             idle = optional.wait(given["name"], given["proof"], given["timeout"])
             return {"changed": False, "objects": [], "idle": idle}
         if given["state"] == "present":
+            optional_needs.check(given["name"], given["argument"], is_network=given["network"])
             changed, shown = optional.up(given["objects"], given["name"], given["version"], module.check_mode)
         else:
             changed, shown = optional.down(given["name"], given["uses"], module.check_mode)

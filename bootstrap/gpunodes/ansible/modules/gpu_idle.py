@@ -63,7 +63,7 @@ def main() -> None:
             raise MachineProblem(
                 f"{', '.join(pods)} use{'s' if len(pods) == 1 else ''} GPUs of {node}",
                 "no pod with a GPU while the driver is removed, or another program begins to serve the GPUs",
-                f"delete the pods, or run `kubectl drain {node} --ignore-daemonsets`; then run the command again",
+                f"delete the pods, or `kubectl drain {node} --ignore-daemonsets --delete-emptydir-data`, then again",
             )
         return {"changed": False}
 
