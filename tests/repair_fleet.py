@@ -130,6 +130,10 @@ class Api:
         if path.startswith("/api/v1/nodes/"):
             return self._a_node(method, unquote(path.rpartition("/")[2]), body)
         if path == "/api/v1/pods":
+            if "labelSelector" in query:
+                wanted = {tuple(each.split("=")) for each in query["labelSelector"][0].split(",")}
+                found = [pod for pod in self.pods.values() if wanted <= set(pod["metadata"].get("labels", {}).items())]
+                return 200, {"items": found}
             node = query["fieldSelector"][0].partition("=")[2]
             return 200, {"items": [pod for pod in self.pods.values() if pod["spec"]["nodeName"] == node]}
         if path.endswith("/eviction"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import datetime as dt
 import os
@@ -331,6 +332,33 @@ def test_expired_locks_that_are_taken_together_are_watched_together(waits: list[
         ours.release_all()
         ours.take("control-1", alone=True)
     assert sum(waits) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("take", [lambda leases: leases.take("w1"), lambda leases: leases.take_rollout()])
+def test_a_lock_of_the_future_that_nobody_renews_is_taken(take: Callable[[Leases], None], waits: list[float]) -> None:
+    """Its holder ended, over a control plane whose clock was an hour ahead: it would be held for an hour."""
+    api = Api()
+    ahead = Connection(api)
+    ahead.ahead_s = 3600.0
+    with operator(ahead, ANN) as anns:
+        take(anns)
+        kept = copy.deepcopy(api.leases)
+    api.leases = kept  # the end of a command releases its locks
+    with operator(Connection(api)) as ours:
+        take(ours)
+    assert sum(waits) == pytest.approx(1.0)
+
+
+def test_a_machine_is_in_the_budget_while_its_lock_only_looks_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its holder renews it, over a control plane whose clock is behind."""
+    monkeypatch.setattr(expiry, "WATCHED", 1 / 3)
+    api = Api()
+    behind = Connection(api)
+    behind.ahead_s = -120.0
+    with operator(behind, ANN) as anns, operator(Connection(api)) as ours:
+        anns.take("w1")
+        assert [seen.live for seen in ours.observe()] == [False]
+        assert [seen.live for seen in ours.observe(watched=True)] == [True]
 
 
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": ENDED}])

@@ -338,7 +338,8 @@ def execute_confirmed(
     for line in chosen.lines:
         terminal.line(line, err=True)
     terminal.confirm(consequence.format(names), yes=yes)
-    return execute(operation, inventory, machines, replace(flags, options=replace(flags.options, seen=chosen.seen)))
+    options = replace(flags.options, seen=chosen.seen, confirmed=True)
+    return execute(operation, inventory, machines, replace(flags, options=options))
 
 
 def show(result: RunResult, *, as_json: bool) -> int:

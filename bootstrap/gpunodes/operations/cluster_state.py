@@ -55,7 +55,7 @@ def read(command: Command, scans: Scans, own: Collection[str] = ()) -> ClusterSt
     """The present state; ``own`` are the nodes (or machines) that this command works on now."""
     if not command.cluster or not command.leases:
         return _of_inventory(command, scans, own)
-    live = {seen.name: seen for seen in command.leases.observe() if seen.live}
+    live = {seen.name: seen for seen in command.leases.observe(watched=True) if seen.live}
     every = command.cluster.nodes()
     switched = command.cluster.switched_off()
     nodes = {node.name: _locked(node) if lock_name(node.name) in live else node for node in every}

@@ -106,7 +106,7 @@ def _tell_autoscaler(fleet: InventoryFleet, machine: Machine, report: Report, *,
     if machine.role is not Role.WORKER:
         return
     tell = switched_on.keep_off if is_off else switched_on.end_off
-    with contextlib.suppress(NoResponse, WrongInput), contextlib.closing(fleet.session()) as session:
+    with contextlib.suppress(WrongInput), contextlib.closing(fleet.session()) as session:
         tell(fleet, machine, session, report)
 
 

@@ -26,7 +26,7 @@ from gpunodes.model import (
     RunResult,
     Severity,
 )
-from gpunodes.operations import burn_in_history, claims, judged, pools, preflight, revoke
+from gpunodes.operations import burn_in_history, claims, confirmed, judged, pools, preflight, revoke
 from gpunodes.operations import phases as phase_list
 from gpunodes.operations.storage import findings as storage_findings
 from gpunodes.operations.tracker import RunView, Tracker
@@ -77,6 +77,8 @@ class RunOptions:
     variables: Mapping[str, Any] = field(default_factory=dict)
     seen: preflight.Inspection | None = None
     """The result of an earlier inspection of the machines."""
+    confirmed: bool = False
+    """``seen`` is what a user was shown, and has confirmed hours later perhaps: it must still be so under the locks."""
 
 
 # Long: the steps of a run in their order, each with the results of the earlier ones.
@@ -140,9 +142,11 @@ def carry_out(
             # Preflight has not reported the reason.
             raise _not_locked(unlocked)
         if claim:
-            if facts is None:
+            if facts is None or options.confirmed:
                 # Commands that know a machine by another name must find the same lock.
-                facts, cluster = _identities(operation, inventory, machines, folder, view, variables, choice)
+                facts, cluster = _identities(
+                    operation, inventory, machines, folder, view, variables, choice, options.seen
+                )
             claim.take_more(facts, lock_only=operation.replaces_objects)
         work = [phase for phase in phases if phase != phase_list.PREFLIGHT]
         all_names = {machine.name for machine in machines}
@@ -293,8 +297,10 @@ def _identities(
     view: RunView,
     variables: Mapping[str, Any],
     choice: control_planes.Choice | None,
+    shown: preflight.Inspection | None,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The reports of machines and their cluster if preflight was skipped."""
+    """The reports of machines and their cluster if preflight was skipped; raises GpunodesError if they differ from
+    what was ``shown`` to the user."""
     own = folder / "identities"
     own.mkdir(mode=0o700)
     seen = preflight.inspect(
@@ -307,6 +313,7 @@ def _identities(
         without_cluster=operation.without_cluster,
         choice=None if operation.without_cluster else choice,
     )
+    confirmed.check_same(machines, shown, seen.facts, seen.cluster or {})
     return seen.facts, seen.cluster or {}
 
 

@@ -65,6 +65,11 @@ def drained(record: RolloutRecord, result: DrainResult) -> RolloutRecord:
     return record.to(Stage.APPLY, applied=True)
 
 
+def taken_back(record: RolloutRecord, why: str) -> RolloutRecord:
+    """After a drain, if a person has taken the node back meanwhile."""
+    return _give_back(record, RolloutOutcome.SKIPPED, why)
+
+
 def applied(record: RolloutRecord, why: str) -> RolloutRecord:
     """After the work; ``why`` it failed, "" if it did not."""
     return record.to(Stage.VERIFY) if not why else _failed(record, f"it failed: {why}")

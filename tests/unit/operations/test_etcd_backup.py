@@ -580,6 +580,16 @@ def test_only_old_backups_of_the_same_cluster_are_deleted(tmp_path: Path) -> Non
     assert {*others, *names[2:]} <= {each.name for each in tmp_path.iterdir()}
 
 
+def test_the_backup_that_was_just_made_stays(tmp_path: Path) -> None:
+    """Its name is the oldest where the clock was set back, or another controller's is ahead."""
+    names = [f"gpunodes-backup-10.0.0.1-202611{day:02}T030000Z.tar" for day in range(1, 4)]
+    new = "gpunodes-backup-10.0.0.1-20260101T030000Z.tar"
+    for name in [*names, new]:
+        (tmp_path / name).write_text("")
+    assert [each.name for each in timer.prune(tmp_path, new, 3)] == names[:1]
+    assert (tmp_path / new).exists()
+
+
 def test_the_timer_is_printed(inventory: Inventory) -> None:
     done = CliRunner().invoke(root, ["etcd", "timer", "-i", str(inventory.path), "--keep", "3", "--json"])
     assert done.exit_code == 0

@@ -327,7 +327,12 @@ def test_maintenance_keeps_a_finished_node_cordoned_only_while_it_holds(expired:
     if expired:
         annotations["gpunodes.dev/maintenance"] = made.text()
     work = MemoryWork(place)
-    work.during = lambda stage, _: annotations.setdefault("gpunodes.dev/maintenance", made.text()) and None
+
+    def during(stage: str, _: Target) -> None:
+        if stage == "apply":
+            annotations.setdefault("gpunodes.dev/maintenance", made.text())
+
+    work.during = during
     assert outcomes(roll_out(place, work)) == {"w0": DONE}
     assert cordoned(place) == (set() if expired else {"w0"})
     kept = maintenance.parse(annotations["gpunodes.dev/maintenance"])

@@ -6,6 +6,7 @@ All commands that roll something out use this engine: their own plans are in tes
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import io
 import json
 import os
@@ -99,7 +100,7 @@ def test_a_command_that_holds_the_roll_out_is_shown_as_text(
     work = known(monkeypatch, MemoryWork(place, failing={"w0": "apply"}))
     rolled(place, work)
     for lease in place.api.leases.values():
-        moment = "2999-01-01T00:00:00.000000Z"
+        moment = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         lease["spec"] |= {"holderIdentity": attack, "renewTime": moment, "leaseDurationSeconds": 10**6}
         lease["metadata"]["annotations"] |= {"gpunodes.dev/machine": attack}
     with pytest.raises(Held) as refused:

@@ -27,6 +27,7 @@ from gpunodes.engine.scans import MachineScan
 from gpunodes.errors import ExitCode, GpunodesError, WrongInput
 from gpunodes.model import Machine as Entry
 from gpunodes.operations import power, switched_off, switching, waking
+from gpunodes.operations.autoscale import switched_on
 from gpunodes.repair.maintenance import Maintenance
 from gpunodes.repair.policy import Budget
 from gpunodes.repair.switched_off import Switched
@@ -579,6 +580,33 @@ def test_nothing_is_recorded_of_a_machine_that_nothing_switches_on(
     place.api.scales = without != "an autoscaler"
     assert not [line for line in switches("off") if "autoscaler" in line]
     assert place.api.kept_off is None
+
+
+@pytest.mark.parametrize("how", ["no response", "refused", "a node of another name"])
+def test_a_machine_that_may_be_switched_on_again_is_an_error(
+    place: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Who reserves a machine may work in it: without a record the next pod that waits switches it on."""
+    monkeypatch.setattr(switched_on, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(place, "pool_label", lambda _: "h100", raising=False)
+    settings = {**place.settings(), "gpunodes_pools": {"h100": {"max": 3}}}
+    monkeypatch.setattr(place, "settings", lambda: settings, raising=False)
+    # The autoscaler keeps it off: it has no node.
+    del place.api.nodes["w1"]
+    place.machines["w1"].off = place.api.scales = True
+    node = "rack1-u3" if how == "a node of another name" else "w1"
+    place.api.switched = {node: MachineState(Phase.OFF, 1.0).text()}
+    answer = place.api._config_map
+
+    def config_map(method: str, path: str, body: Any) -> Any:
+        fails = how != "a node of another name" and method in {"PATCH", "POST"}
+        return ((0, "no") if how == "no response" else (403, "no")) if fails else answer(method, path, body)
+
+    monkeypatch.setattr(place.api, "_config_map", config_map)
+    monkeypatch.setattr(power, "locked", lambda *_: contextlib.nullcontext(lambda: None))
+    machine = next(each for each in place.all_machines() if each.name == "w1")
+    with pytest.raises(GpunodesError, match="w1 is off, and the autoscaler may switch it on again"):
+        power.power(place, machine, power.PowerAction.OFF)
 
 
 def test_only_the_own_node_and_the_own_state_are_changed(place: Any, switches: Callable[[str], list[str]]) -> None:

@@ -105,4 +105,4 @@ def _chosen(inventory: Inventory) -> nodes.Chosen:
 
 
 def _with(flags: common.CommonOptions, chosen: nodes.Chosen) -> common.CommonOptions:
-    return dataclasses.replace(flags, options=dataclasses.replace(flags.options, seen=chosen.seen))
+    return dataclasses.replace(flags, options=dataclasses.replace(flags.options, seen=chosen.seen, confirmed=True))

@@ -51,6 +51,16 @@ class Cluster(Api):
         found = self._find(nodes.path(name), wait=wait)
         return nodes.parse(found, self._pool_label) if found is not None else None
 
+    def without_etcd(self) -> frozenset[str]:
+        """The nodes whose member of etcd, a static pod, is not ready; a worker can make itself such a pod, too."""
+        keep = ("metadata.name", "metadata.namespace", "spec.nodeName", "status.conditions")
+        found = self._list(f"/api/v1/pods?{urlencode({'labelSelector': 'component=etcd,tier=control-plane'})}", keep)
+        return frozenset(
+            str((each.get("spec") or {}).get("nodeName"))
+            for each in found
+            if each["metadata"].get("namespace") == "kube-system" and not pods.is_ready(each)
+        )
+
     def cordon(self, name: str, repair: str, reason: str, now: float, check: Check = lambda: None) -> bool:
         """Cordon a node for a repair; False if its cordon is not that of a repair, or it is in maintenance.
 

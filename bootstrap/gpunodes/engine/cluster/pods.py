@@ -76,6 +76,12 @@ def parse(item: Mapping[str, Any]) -> Pod:
     )
 
 
+def is_ready(item: Mapping[str, Any]) -> bool:
+    """Whether a pod of the API is ready."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
+
+
 def eviction(pod: Pod) -> dict[str, Any]:
     """The request to evict a pod."""
     return {

@@ -5,6 +5,7 @@ As in client-go's leader election, only what its holder does counts then: it ren
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
@@ -41,6 +42,13 @@ class Expiry:
         time.sleep(max(0.0, since + self._duration_s * WATCHED - clock()))
         now = next((each for each in self._read_all() if each.name == seen.name), None)
         return now is not None and now.version != version and (now.live or now.expired)
+
+    def watched(self, found: Sequence[ObservedLease]) -> list[ObservedLease]:
+        """The Leases, those live that look expired and are held."""
+        return [
+            dataclasses.replace(seen, live=True, expired=False) if seen.expired and self.held(seen) else seen
+            for seen in found
+        ]
 
     def _is_first(self, seen: ObservedLease) -> bool:
         return self._first.get(seen.name, ("", 0.0))[0] == seen.version

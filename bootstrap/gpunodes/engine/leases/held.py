@@ -60,9 +60,10 @@ class Leases:
         # Never early, possibly a little late: so a lock does not expire earlier than this command assumes.
         return server_time + clock() - sent if server_time else time.time()
 
-    def observe(self) -> list[ObservedLease]:
-        """All locks on machines, of every command."""
-        return [seen for seen in self._read_all() if seen.name.startswith(objects.PREFIX)]
+    def observe(self, *, watched: bool = False) -> list[ObservedLease]:
+        """All locks on machines, of every command; ``watched``: one that looks expired is live if it is renewed."""
+        found = [seen for seen in self._read_all() if seen.name.startswith(objects.PREFIX)]
+        return self._expiry.watched(found) if watched else found
 
     def _read_all(self) -> list[ObservedLease]:
         sent = clock()

@@ -92,10 +92,13 @@ def observed(item: Mapping[str, Any], now: float) -> ObservedLease:
 
 
 def _is_in_time(spec: Mapping[str, Any], now: float) -> bool:
-    """Whether a Lease was renewed in time; one with an invalid time was not."""
+    """Whether a Lease was renewed in time; one with an invalid time was not, nor one from the future.
+
+    Its holder's control plane has another clock then, or had one: only a renewal shows that it lives (``expiry.py``).
+    """
     try:
         renewed = dt.datetime.strptime(spec["renewTime"], _TIME).replace(tzinfo=dt.UTC).timestamp()
-        return bool(renewed + float(spec["leaseDurationSeconds"]) > now)
+        return abs(now - renewed) < float(spec["leaseDurationSeconds"])
     except (KeyError, TypeError, ValueError):
         return False
 

@@ -13,7 +13,7 @@ from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import PROVIDER, SeenNode
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine import identities
-from gpunodes.engine.cluster.errors import NoResponse
+from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession
 from gpunodes.engine.cluster.session import Session
 from gpunodes.engine.fleet import Fleet, match_nodes
 from gpunodes.engine.leases.holders import user_at_host
@@ -22,6 +22,7 @@ from gpunodes.identity.matcher import Match
 from gpunodes.model import Machine, Role
 from gpunodes.operations.autoscale.objects import Objects
 from gpunodes.operations.repair.context import Report
+from gpunodes.planner.scaled_pools import scales
 from gpunodes.repair.switched_off import of_machines
 
 _PATIENCE_S = 5.0
@@ -49,7 +50,10 @@ def end_off(fleet: Fleet, machine: Machine, session: Session, report: Report) ->
 
 
 def keep_off(fleet: Fleet, machine: Machine, session: Session, report: Report) -> None:
-    """Have the autoscaler, if there is one for the machine, leave it off; what fails is reported, as by ``end_off``."""
+    """Have the autoscaler, if there is one for the machine, leave it off.
+
+    Raises GpunodesError if that is not certain for a machine of a pool that scales: who reserves it may work in it.
+    """
     if machine.role is not Role.WORKER:
         return
     objects = Objects(session, patience_s=_PATIENCE_S)
@@ -58,14 +62,27 @@ def keep_off(fleet: Fleet, machine: Machine, session: Session, report: Report) -
             return
         found, states = objects.seen_nodes(), objects.states(create=False)
         name, match = _node_of(fleet, machine, found, states)
+        if not name and states.keys() - found.keys() and _scales(fleet, machine):
+            raise GpunodesError("which node it was is not known on this controller")
         if name in states and not match.contradiction:
             boot_id = found[name].node.boot_id if name in found else ""
             objects.keep_off(name, KeptOff(user_at_host(), time.time(), boot_id))
             report(machine.name, f"the autoscaler leaves it off until `gpunodes power {machine.name} on`")
-    except NoResponse:
+    except (NoCluster, NoSession):
         return
     except GpunodesError as problem:
-        report(machine.name, f"the autoscaler may switch it on again: {sentence(problem)}; run the same command again")
+        if isinstance(problem, NoResponse) and not _scales(fleet, machine):
+            return
+        raise GpunodesError(
+            f"{machine.name} is off, and the autoscaler may switch it on again: {sentence(problem)}",
+            "a record in the cluster that it stays off",
+            "run the same command again, from the controller that joined it if another one does not know it",
+        ) from problem
+
+
+def _scales(fleet: Fleet, machine: Machine) -> bool:
+    """Whether a machine's pool scales, by the inventory."""
+    return scales(fleet.settings()["gpunodes_pools"], fleet.pool_label(machine.name))
 
 
 def _node_of(

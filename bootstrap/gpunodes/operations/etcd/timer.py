@@ -25,7 +25,8 @@ def prune(folder: Path, latest: str, keep: int) -> list[Path]:
         for each in folder.iterdir()
         if re.fullmatch(pattern, each.name) and each.is_file() and not each.is_symlink()
     )
-    old = found[: max(0, len(found) - keep)]
+    # The newest by its name may be another one: the clock was set back, or that of another controller is ahead.
+    old = [each for each in found if each.name != latest][: max(0, len(found) - keep)]
     for each in old:
         each.unlink()
     return old

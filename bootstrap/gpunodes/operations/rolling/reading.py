@@ -19,6 +19,8 @@ _READERS = 16
 
 def unhealthy(command: RolloutCommand, names: Collection[str], found: ClusterState, *, scan: bool) -> str:
     """What is wrong with the first of the machines that is not healthy, "" for nothing; ``scan``: they are scanned."""
+    # One of a pool that scales is idle after its drain: that it was switched off says nothing of the work.
+    names = [name for name in names if name not in found.off]
     machines = [command.machines[name] for name in names if name in command.machines]
     for machine in machines:
         node, why = found.machines[machine.name]

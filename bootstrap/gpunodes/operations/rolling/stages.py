@@ -26,7 +26,7 @@ from gpunodes.operations.rolling.context import RolloutCommand
 from gpunodes.operations.rolling.work import Stopped, Target, Work
 from gpunodes.repair import findings, verification
 from gpunodes.repair.flow import DrainResult, pod_list
-from gpunodes.rollout import flow
+from gpunodes.rollout import flow, policy
 from gpunodes.rollout.record import Disruption, RolloutOutcome, RolloutRecord, Stage
 
 _ATTEMPTS = 3
@@ -172,8 +172,18 @@ def _drain(tools: Tools, record: RolloutRecord) -> RolloutRecord:
     if remaining:
         tools.report(f"pods that remain: {remaining}")
     clear = result.complete and not result.unmanaged
+    if clear and (why := _taken_back(tools, record)):
+        return flow.taken_back(record, why)
     tools.note(record, f"{record.work} drain", "drained" if clear else "not drained", remaining)
     return flow.drained(record, result if not clear else DrainResult())
+
+
+def _taken_back(tools: Tools, record: RolloutRecord) -> str:
+    """Why the drained node must be left alone, "" if it need not: kubectl takes no lock, and a drain may take hours."""
+    node = tools.command.cluster.node(record.node)
+    if node is not None and not node.cordoned:
+        return "a user or another program uncordoned its node in the meantime"
+    return policy.in_maintenance(node, tools.command.now())
 
 
 def _wait_for_jobs(tools: Tools, record: RolloutRecord) -> None:
@@ -266,7 +276,10 @@ def _own_verification(verify: Callable[[], str]) -> str:
 
 def _unready(tools: Tools, record: RolloutRecord, boot_id: str = "") -> str:
     try:
-        return verification.unready(tools.command.cluster.node(record.node), record.capacity, boot_id)
+        why = verification.unready(tools.command.cluster.node(record.node), record.capacity, boot_id)
+        if not why and tools.command.is_control_plane(record.machine):
+            why = "its member of etcd is not ready" if record.node in tools.command.cluster.without_etcd() else ""
+        return why
     except NoResponse as problem:
         return str(problem)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ _GONE = (404, 409)
 _SILENT_S = 300
 """Within this time the node of a stopped kubelet is not ready: twice kube-controller-manager's limit, and some."""
 _POLL_S = 2.0
+_KEPT_OFF = "gpunodes-kept-off"
+"""The ConfigMap of machines that the power server leaves off (autoscale/kept_off.py)."""
 
 
 # Long: the arguments of a removal, and its steps in their order.
@@ -81,7 +84,7 @@ def remove(
         for pod in remaining:
             _delete_now(client, pod)
         if not keep:
-            notes += [] if returns else removed_nodes.refuse(client, name)
+            notes += [] if returns else [*removed_nodes.refuse(client, name), *_leave_off(client, node)]
             _delete_node(client, node)
     notes += [f"pods of {name} deleted by force: {_listed(remaining, len(remaining))}"] if remaining else []
     return report, notes
@@ -95,6 +98,29 @@ def _delete_node(client: Client, node: Mapping[str, Any]) -> None:
     except ApiError as error:
         if error.status != kube_api.NOT_FOUND:
             raise
+
+
+def _leave_off(client: Client, node: Mapping[str, Any]) -> list[str]:
+    """Have the power server leave the machine of a removed node alone until it joins again; a note for the user.
+
+    Without that record it would switch on, and off again, a machine that another one may use.
+    """
+    name = node["metadata"]["name"]
+    if not str((node.get("spec") or {}).get("providerID") or "").startswith("gpunodes://"):
+        return []
+    path = f"{kube_api.SYSTEM}/configmaps"
+    text = json.dumps({"by": "gpunodes remove", "since": round(time.time()), "boot_id": ""})
+    body = {"data": {name: text}}
+    try:
+        client.call("PATCH", f"{path}/{_KEPT_OFF}", body, None, kube_api.MERGE)
+    except ApiError as error:
+        if error.status != kube_api.NOT_FOUND:
+            raise
+        labels = {"app.kubernetes.io/managed-by": "gpunodes"}
+        client.call("POST", path, {"metadata": {"name": _KEPT_OFF, "labels": labels}, **body})
+    return [
+        f"the autoscaler leaves {name} alone; `gpunodes autoscale up` takes the password of its BMC from the cluster"
+    ]
 
 
 def _check_same(node: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
