@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import shape
+from gpunodes.ansible.module_utils.scaling import entry
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 
-CONFIG_MAP = "gpunodes-kept-off"
-"""Its name in kube-system; it has a text for each machine under the name of its node."""
 _SHAPE = {"by": str, "since": float, "boot_id": str}
 _LONGEST = 1000
 _SHOWN = 100
@@ -36,7 +35,7 @@ class KeptOff:
 
     def text(self) -> str:
         """As it is stored."""
-        return json.dumps({"by": self.by, "since": round(self.since), "boot_id": self.boot_id})
+        return entry(self.by, self.since, self.boot_id)
 
 
 class StaysOff(GpunodesError):  # noqa: N818 - reads as the sentence it makes
