@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import shape
-from gpunodes.ansible.module_utils.scaling import entry
+from gpunodes.ansible.module_utils.scaling import REMOVED, entry
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 
@@ -31,6 +31,8 @@ class KeptOff:
 
     @property
     def reason(self) -> str:
+        if self.by == REMOVED:
+            return f"`{REMOVED}` took it out of the cluster: it is left alone until it joins again"
         return f"switched off by {self.by} with `gpunodes power`: it stays off until it is switched on"
 
     def text(self) -> str:
