@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from gpunodes.ansible.module_utils.host.spec import File, Service, Spec
 from gpunodes.ansible.module_utils.problem import Problem
-from gpunodes.ansible.module_utils.scaling import PROVIDER
 from gpunodes.planner import node_software
 
 STARTING = {"key": "gpunodes.dev/starting", "effect": "NoSchedule"}
@@ -27,7 +26,7 @@ _RESERVED = re.compile(r"([^/]*\.)?(kubernetes\.io|k8s\.io)/")
 
 def provider_id(node: str) -> str:
     """The providerID of a node."""
-    return f"{PROVIDER}{node}"
+    return f"gpunodes://{node}"
 
 
 def conflict(machine: str, node: Mapping[str, object]) -> Problem | None:
