@@ -1,7 +1,4 @@
-"""Shared storage that a worker serves, on machines: it goes with its empty folder, and a reset takes it away, too.
-
-Not run yet.
-"""
+"""Shared storage that a worker serves, on machines: it goes with its empty folder, and a reset takes it away, too."""
 
 from __future__ import annotations
 

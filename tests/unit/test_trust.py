@@ -184,6 +184,8 @@ def test_content_makes_variables_and_commands_in_known_ways_only() -> None:
         # An archive of the controller, whose path the settings name.
         ("autoscaler", "ansible.builtin.copy"),
         ("control_plane_join", "ansible.builtin.import_role"),
+        # The kubelet that an interrupted join left, by a constant name.
+        ("worker", "ansible.builtin.systemd_service"),
         # Our own command, with machines and an inventory of the user's.
         ("health", "ansible.builtin.command"),
         ("health", "ansible.builtin.include_tasks"),

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunodes import shape
+from gpunodes.ansible.module_utils.scaling import REMOVED, entry
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 
-CONFIG_MAP = "gpunodes-kept-off"
-"""Its name in kube-system; it has a text for each machine under the name of its node."""
 _SHAPE = {"by": str, "since": float, "boot_id": str}
 _LONGEST = 1000
 _SHOWN = 100
@@ -32,11 +31,13 @@ class KeptOff:
 
     @property
     def reason(self) -> str:
+        if self.by == REMOVED:
+            return f"`{REMOVED}` took it out of the cluster: it is left alone until it joins again"
         return f"switched off by {self.by} with `gpunodes power`: it stays off until it is switched on"
 
     def text(self) -> str:
         """As it is stored."""
-        return json.dumps({"by": self.by, "since": round(self.since), "boot_id": self.boot_id})
+        return entry(self.by, self.since, self.boot_id)
 
 
 class StaysOff(GpunodesError):  # noqa: N818 - reads as the sentence it makes

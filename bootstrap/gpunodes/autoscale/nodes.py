@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunodes.ansible.module_utils import devices
+from gpunodes.ansible.module_utils.scaling import PROVIDER
 from gpunodes.autoscale.plan import NodeShape, PlannedMachine
 from gpunodes.autoscale.state import MOST_REST, RESOURCES, SYSTEM_LABELS, SavedNode
 from gpunodes.engine.cluster import nodes
@@ -19,7 +20,6 @@ from gpunodes.planner.node_templates import amount
 from gpunodes.repair.policy import Node
 
 KEEP = (*nodes.KEEP, "spec.taints", "spec.providerID", "status.nodeInfo.kubeletVersion")
-PROVIDER = "gpunodes://"
 STARTING = "gpunodes.dev/starting"
 """Taint of a node that has registered, but is not in service yet."""
 STOPPING = "gpunodes.dev/stopping"

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from gpunodes.ansible.module_utils.scaling import PROVIDER
 from gpunodes.autoscale import decisions, nodes, proof
 from gpunodes.autoscale.carrying import AGAIN_S, Carrier
 from gpunodes.autoscale.decisions import Size
@@ -63,7 +64,7 @@ class PowerServer(Carrier):
     def pool_of(self, provider: str, node: str = "") -> str:
         """As ``planned_pool``, and "" for a node that is apart from its pool."""
         with self._mutex:
-            is_in_pool = decisions.is_in_pool(self._world(), provider.removeprefix(nodes.PROVIDER))
+            is_in_pool = decisions.is_in_pool(self._world(), provider.removeprefix(PROVIDER))
             return self.planned_pool(provider, node) if is_in_pool else ""
 
     def planned_pool(self, provider: str, node: str = "") -> str:
@@ -72,9 +73,9 @@ class PowerServer(Carrier):
         Root on a node may give it the provider id of another machine, which would be switched off with it. Of an
         instance without a node the autoscaler gives the provider id as its name, too.
         """
-        name = provider.removeprefix(nodes.PROVIDER)
+        name = provider.removeprefix(PROVIDER)
         machine = self.plan.machines.get(name)
-        is_own = provider.startswith(nodes.PROVIDER) and node in {"", name, provider}
+        is_own = provider.startswith(PROVIDER) and node in {"", name, provider}
         return machine.pool if machine and is_own else ""
 
     def instances(self, pool: str) -> Sequence[tuple[str, MachineState]]:
@@ -116,7 +117,7 @@ class PowerServer(Carrier):
             self._known(pool)
             world, changes = self._world(), {}
             for provider in providers:
-                name = provider.removeprefix(nodes.PROVIDER)
+                name = provider.removeprefix(PROVIDER)
                 if self.planned_pool(provider) != pool or name not in self._states:
                     raise NotPossible(f"{provider} is no machine of the pool {pool}", "", "")
                 state = self._states[name]

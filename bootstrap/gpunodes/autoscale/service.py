@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 
-from gpunodes.autoscale import messages, nodes
+from gpunodes.ansible.module_utils.scaling import PROVIDER
+from gpunodes.autoscale import messages
 from gpunodes.autoscale.messages import message
 from gpunodes.autoscale.plan import NodeShape
 from gpunodes.autoscale.server import NotPossible, PowerServer
@@ -106,7 +107,7 @@ class Service:
         return message("NodeGroupTemplateNodeInfoResponse")(nodeInfo=node, nodeBytes=node.SerializeToString())
 
     def _provider(self, node: Any) -> str:
-        provider = node.providerID or f"{nodes.PROVIDER}{node.name}"
+        provider = node.providerID or f"{PROVIDER}{node.name}"
         if not self._server.planned_pool(provider, node.name):
             raise NotPossible(f"the node {node.name} with the provider id {provider} is no machine of a pool", "", "")
         return str(provider)
@@ -122,7 +123,7 @@ def _instance(name: str, state: MachineState) -> Any:
         status.errorInfo.errorCode = "NotStarted"
         status.errorInfo.errorMessage = printable(state.error)
         status.errorInfo.instanceErrorClass = messages.OUT_OF_RESOURCES
-    return message("Instance")(id=nodes.PROVIDER + name, status=status)
+    return message("Instance")(id=PROVIDER + name, status=status)
 
 
 def _node(pool: str, found: NodeShape) -> Any:

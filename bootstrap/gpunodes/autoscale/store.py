@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpunodes.ansible.module_utils.scaling import KEPT_OFF
 from gpunodes.autoscale import kept_off, nodes, state
 from gpunodes.autoscale.kept_off import KeptOff
 from gpunodes.autoscale.nodes import SeenNode
@@ -65,19 +66,19 @@ class Store(Cluster):
 
     def kept_off(self) -> dict[str, KeptOff]:
         """The machines that users switched off, by the names of their nodes."""
-        found = self._find(f"{_MAPS}/{kept_off.CONFIG_MAP}")
+        found = self._find(f"{_MAPS}/{KEPT_OFF}")
         return kept_off.parse((found or {}).get("data"))
 
     def keep_off(self, name: str, made: KeptOff | None) -> None:
         """Record that a user switched a machine off; None forgets that."""
         patch = {"data": {name: made.text() if made else None}}
         try:
-            self._call("PATCH", f"{_MAPS}/{kept_off.CONFIG_MAP}", patch, _MERGE)
+            self._call("PATCH", f"{_MAPS}/{KEPT_OFF}", patch, _MERGE)
         except Refused as error:
             if error.status != NOT_FOUND:
                 raise
             if made:
-                metadata = {"name": kept_off.CONFIG_MAP, "labels": {"app.kubernetes.io/managed-by": "gpunodes"}}
+                metadata = {"name": KEPT_OFF, "labels": {"app.kubernetes.io/managed-by": "gpunodes"}}
                 self._call("POST", _MAPS, {"metadata": metadata, **patch})
 
     def api_version(self) -> str:

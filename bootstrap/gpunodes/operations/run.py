@@ -299,8 +299,10 @@ def _identities(
     choice: control_planes.Choice | None,
     shown: preflight.Inspection | None,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The reports of machines and their cluster if preflight was skipped; raises GpunodesError if they differ from
-    what was ``shown`` to the user."""
+    """The reports of machines and their cluster, if preflight was skipped or the user was ``shown`` earlier ones.
+
+    Raises GpunodesError if they differ from those.
+    """
     own = folder / "identities"
     own.mkdir(mode=0o700)
     seen = preflight.inspect(

@@ -26,6 +26,7 @@ def test_it_is_left_alone_until_it_joins_again() -> None:
     site.machines.on.discard("w3")
     site.time += 40 * 86_400
     site.look()
+    assert "took it out of the cluster" in site.store.states()["w3"].reason
     with pytest.raises(NotPossible):
         site.server.increase("t4", 1)
     assert not [each for each in site.machines.orders if each[0] == "w3"]

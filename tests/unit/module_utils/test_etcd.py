@@ -54,7 +54,7 @@ class Etcd:
         assert argv[:3] == ["crictl", f"--runtime-endpoint={containers.runtime_socket()}", "--timeout=30s"]
         if argv[3] == "ps":
             return CommandResult(argv, 0, "0123456789ab\n", "")
-        assert argv[3:7] == ["exec", "--sync", "--timeout=15", "0123456789ab"]
+        assert argv[3:7] == ["exec", "--sync", "--timeout=30", "0123456789ab"]
         assert argv[7] == "etcdctl"
         endpoints = argv[8].partition("=")[2].split(",")
         words = argv[argv.index("--write-out=json") + 1 :]

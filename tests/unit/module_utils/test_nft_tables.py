@@ -14,16 +14,12 @@ import pytest
 NAMESPACE = ["unshare", "--net", *(["--map-root-user"] if os.geteuid() else [])]
 # NFT_MSG_NEWTABLE with NLM_F_CREATE: an existing table is no error, so that it says nothing of what is there.
 SETUP = """
-import errno, json, struct
+import errno, json
 from gpunodes.ansible.module_utils import firewall, nft_tables
 
 def make(family, name):
-    text = name.encode() + b"\\0"
-    attribute = struct.pack("=HH", 4 + len(text), 1) + text + b"\\0" * (-len(text) % 4)
-    new = nft_tables._message(10 << 8, 0x405, nft_tables.FAMILIES[family], 0, attribute)
-    begin, end = (nft_tables._message(kind, 1, 0, 10) for kind in (0x10, 0x11))
     try:
-        code = nft_tables._ask(begin + new + end)
+        code = nft_tables._ask(nft_tables._batch(10 << 8, 0x405, family, name))
     except OSError as error:
         code = error.errno
     if code:
@@ -34,11 +30,11 @@ def make(family, name):
 def in_namespace(script: str) -> Any:
     """Run a script in a network namespace; its output."""
     if not shutil.which("unshare") or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("needs a network namespace")
+        pytest.skip("a network namespace needs root, or unprivileged user namespaces")
     argv = [*NAMESPACE, sys.executable, "-c", SETUP + script]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
     if done.returncode == 77:
-        pytest.skip("the kernel has no nftables here")
+        pytest.skip("this kernel, or this container's rights, have no nftables: there is nothing to delete")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -37,6 +37,7 @@ from gpunodes.operations import run as running
 from gpunodes.operations.remove import OPERATION as REMOVE
 
 from tests.repair_fleet import Api
+from tests.stand_ins import Silent
 
 ANN = "ann@desk/repair/another-boot/7/7/7"
 CONTROL = Machine("c0", "addr-c0", Role.CONTROL_PLANE)
@@ -341,7 +342,6 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
     scan = SimpleNamespace(facts=reported, cluster=None, choice=None)
     monkeypatch.setattr(preflight, "inspect", lambda *_, **__: scan)
     monkeypatch.setattr(preflight, "requested_version", lambda *_, **__: "1.36.3")
-    quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "task", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(
         kubeconfig=None,
         cluster="test",
@@ -349,7 +349,7 @@ def test_a_run_that_loses_its_locks_stops_and_reports_why(monkeypatch: pytest.Mo
         variables=lambda _: {},
         path=tmp_path,
     )
-    result = running.carry_out(REMOVE, inventory, WORKERS[:1], quiet, running.RunOptions())
+    result = running.carry_out(REMOVE, inventory, WORKERS[:1], Silent(), running.RunOptions())
     assert not result.interrupted
     assert result.exit_code == 1
     assert taken == [reported], "a machine that no preflight has asked is asked who it is"

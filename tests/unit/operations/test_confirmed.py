@@ -17,6 +17,8 @@ from gpunodes.operations import run as running
 from gpunodes.operations.remove import OPERATION as REMOVE
 from gpunodes.operations.reset import OPERATION as RESET
 
+from tests.stand_ins import Silent
+
 CONTROL = Machine("c0", "addr-c0", Role.CONTROL_PLANE)
 W0 = Machine("w0", "addr-w0", Role.WORKER)
 JOINED = {"role": "worker", "nodes": [{"name": "w0", "uid": "u"}]}
@@ -53,7 +55,6 @@ def test_a_machine_that_joined_while_the_question_was_open_is_left_alone(
     monkeypatch.setattr(claims, "claimed", claimed)
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(revoke, "leftovers", lambda *_: None)
-    quiet: Any = SimpleNamespace(**dict.fromkeys(("begin", "phase", "task", "findings", "ended"), lambda *_: None))
     inventory: Any = SimpleNamespace(
         kubeconfig=None,
         cluster="test",
@@ -64,11 +65,11 @@ def test_a_machine_that_joined_while_the_question_was_open_is_left_alone(
     )
     shown = inspect()
     options = running.RunOptions(seen=shown, confirmed=True)
-    running.carry_out(operation, inventory, [W0], quiet, options)
+    running.carry_out(operation, inventory, [W0], Silent(), options)
     assert [play.machines for play in plays] == [["w0"]]
     world |= JOINED
     with pytest.raises(GpunodesError, match="w0 changed since the question was asked"):
-        running.carry_out(operation, inventory, [W0], quiet, options)
+        running.carry_out(operation, inventory, [W0], Silent(), options)
     assert len(plays) == 1
 
 

@@ -206,7 +206,7 @@ def test_the_cluster_state_says_why_a_machine_has_no_node() -> None:
 
     class Command:
         fleet = place
-        leases = type("Leases", (), {"observe": staticmethod(list)})()
+        leases = type("Leases", (), {"observe": staticmethod(lambda **_: [])})()
 
     Command.cluster = cluster  # type: ignore[attr-defined]  # as the protocol has it
     found = cluster_state.read(Command(), {})  # type: ignore[arg-type]  # as above

@@ -23,22 +23,21 @@ _ABSENT = (errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP, errno.EPROTONOSUP
 
 def delete(family: str, name: str) -> bool:
     """Delete a table with all its chains; False if there is none. Raises OSError if the kernel refuses it."""
-    text = name.encode() + b"\0"
-    attribute = struct.pack("=HH", 4 + len(text), _NAME) + text + b"\0" * (-len(text) % 4)
-    request = b"".join(
-        (
-            _message(_BEGIN, _REQUEST, socket.AF_UNSPEC, _SUBSYSTEM),
-            _message(_DELETE, _REQUEST | _ACK, FAMILIES[family], 0, attribute),
-            _message(_END, _REQUEST, socket.AF_UNSPEC, _SUBSYSTEM),
-        )
-    )
     try:
-        code = _ask(request)
+        code = _ask(_batch(_DELETE, _REQUEST | _ACK, family, name))
     except OSError as error:
         code = error.errno or errno.EIO
     if code and code not in _ABSENT:
         raise OSError(code, f"deleting the nftables table {family} {name}: {os.strerror(code)}")
     return not code
+
+
+def _batch(kind: int, flags: int, family: str, name: str) -> bytes:
+    """A batch of one message about a table."""
+    text = name.encode() + b"\0"
+    attribute = struct.pack("=HH", 4 + len(text), _NAME) + text + b"\0" * (-len(text) % 4)
+    begin, end = (_message(each, _REQUEST, socket.AF_UNSPEC, _SUBSYSTEM) for each in (_BEGIN, _END))
+    return begin + _message(kind, flags, FAMILIES[family], 0, attribute) + end
 
 
 def _message(kind: int, flags: int, family: int, resource: int, attributes: bytes = b"") -> bytes:

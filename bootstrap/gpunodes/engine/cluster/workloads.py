@@ -12,6 +12,7 @@ from gpunodes.ansible.module_utils.cluster.nodes import event_text, pod_problem
 from gpunodes.engine.cluster.api import NOT_FOUND, Api
 from gpunodes.engine.cluster.errors import Refused, check
 from gpunodes.engine.cluster.pages import PODS_AT_ONCE
+from gpunodes.engine.cluster.pods import is_ready as is_pod_ready
 from gpunodes.errors import GpunodesError
 from gpunodes.model import printable
 from gpunodes.shape import Many, Maybe, Optional
@@ -98,7 +99,7 @@ class Workloads(Api):
         make one that belongs to a ReplicaSet of the Deployment.
         """
         for each in self.labelled_pods(namespace, label):
-            if not _is_over(each) and _is_ready(each) and self._is_of(namespace, each, deployment):
+            if not _is_over(each) and is_pod_ready(each) and self._is_of(namespace, each, deployment):
                 return each
         return None
 
@@ -190,11 +191,6 @@ def _controller(found: Mapping[str, Any]) -> tuple[str, str, str]:
 def _is_of_kubelet(pod: Mapping[str, Any]) -> bool:
     """Whether a kubelet made a pod: the API server lets nodes make no others than these."""
     return _MIRROR in (pod["metadata"].get("annotations") or {}) or _controller(pod)[0] == "Node"
-
-
-def _is_ready(pod: Mapping[str, Any]) -> bool:
-    conditions = pod["status"].get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def line(text: Any) -> str:

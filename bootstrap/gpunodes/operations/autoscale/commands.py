@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gpunodes.ansible.module_utils.scaling import PROVIDER
 from gpunodes.autoscale import plan as plans
 from gpunodes.autoscale.decisions import World, unusable
-from gpunodes.autoscale.nodes import PROVIDER, SeenNode, is_own
+from gpunodes.autoscale.nodes import SeenNode, is_own
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.engine import control_planes, events, journal, runner

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from gpunodes.autoscale.kept_off import CONFIG_MAP as KEPT_OFF
+from gpunodes.ansible.module_utils.scaling import KEPT_OFF
 from gpunodes.autoscale.store import Store
 from gpunodes.engine.cluster.errors import check
 from gpunodes.repair.switched_off import CONFIG_MAP as STATES

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunodes.autoscale.nodes import PROVIDER, SeenNode
+from gpunodes.ansible.module_utils.scaling import PROVIDER
+from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.engine import journal
 from gpunodes.engine.fleet import InventoryFleet
 from gpunodes.errors import ExitCode, GpunodesError, Interrupted

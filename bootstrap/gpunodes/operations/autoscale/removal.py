@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpunodes.ansible.module_utils.scaling import PROVIDER
 from gpunodes.autoscale import decisions, nodes
 from gpunodes.autoscale import plan as plans
-from gpunodes.autoscale.nodes import PROVIDER, SeenNode
+from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.plan import Plan
 from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.autoscale.store import Overtaken

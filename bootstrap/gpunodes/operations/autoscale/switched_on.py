@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from gpunodes.ansible.module_utils.scaling import PROVIDER
 from gpunodes.autoscale import nodes
 from gpunodes.autoscale.kept_off import KeptOff
-from gpunodes.autoscale.nodes import PROVIDER, SeenNode
+from gpunodes.autoscale.nodes import SeenNode
 from gpunodes.autoscale.store import Overtaken
 from gpunodes.engine import identities
 from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession

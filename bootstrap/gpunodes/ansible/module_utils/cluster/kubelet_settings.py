@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .. import kube_api, kubeconfig, nesting
+from .. import kube_api, kubeconfig, nesting, scaling
 from ..kube_api import ApiError, Client, Limits
 from ..kubeadm.expected import Workshop
 from ..problem import MachineProblem
@@ -60,7 +60,7 @@ def _is_compared(node: Mapping[str, Any]) -> bool:
     annotations = node["metadata"].get("annotations") or {}
     # planner/registration.py sets the providerID.
     provider_id = str((node.get("spec") or {}).get("providerID") or "")
-    own = nodes.READY_BOOT in annotations or provider_id.startswith("gpunodes://")
+    own = nodes.READY_BOOT in annotations or provider_id.startswith(scaling.PROVIDER)
     return own and not nodes.not_ready(node)
 
 

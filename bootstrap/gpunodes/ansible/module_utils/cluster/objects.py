@@ -77,12 +77,15 @@ def delete(
     client = kube_api.admin()
     paths = Paths(client)
     known = {paths.find(each): each["kind"] for each in objects}
-    deleted, differences, deadline = [], [], time.monotonic() + limit_s
+    deleted, differences, last, deadline = [], [], "", time.monotonic() + limit_s
+    leaving: dict[str, str] = {}
     for folder, kind in dict.fromkeys((path.rpartition("/")[0], kind) for path, kind in reversed(known.items())):
+        if limit_s and kind != last:
+            _wait_gone(client, leaving, deadline, limit_s)
+        last = kind
         listed = client.get(folder, labelSelector=label)["items"] if label else []
         others = {f"{folder}/{each['metadata']['name']}": each for each in listed}
         own = {} if keep else {path: client.find(path) for path in known if path.rpartition("/")[0] == folder}
-        leaving = {}
         for path, found in {**others, **own}.items():
             if found is None or (keep and path in known):
                 continue
@@ -92,8 +95,8 @@ def delete(
             if not check:
                 leaving[path] = f"{kind} {'/'.join(_names(found))}"
                 client.delete(path)
-        if limit_s:
-            _wait_gone(client, leaving, deadline, limit_s)
+    if limit_s:
+        _wait_gone(client, leaving, deadline, limit_s)
     return deleted, differences
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import kube_api, kubeconfig
+from .. import kube_api, kubeconfig, scaling
 from ..kube_api import ApiError, Client
 from ..problem import MachineProblem
 from ..process import run
@@ -21,8 +20,6 @@ _GONE = (404, 409)
 _SILENT_S = 300
 """Within this time the node of a stopped kubelet is not ready: twice kube-controller-manager's limit, and some."""
 _POLL_S = 2.0
-_KEPT_OFF = "gpunodes-kept-off"
-"""The ConfigMap of machines that the power server leaves off (autoscale/kept_off.py)."""
 
 
 # Long: the arguments of a removal, and its steps in their order.
@@ -106,18 +103,17 @@ def _leave_off(client: Client, node: Mapping[str, Any]) -> list[str]:
     Without that record it would switch on, and off again, a machine that another one may use.
     """
     name = node["metadata"]["name"]
-    if not str((node.get("spec") or {}).get("providerID") or "").startswith("gpunodes://"):
+    if not str((node.get("spec") or {}).get("providerID") or "").startswith(scaling.PROVIDER):
         return []
     path = f"{kube_api.SYSTEM}/configmaps"
-    text = json.dumps({"by": "gpunodes remove", "since": round(time.time()), "boot_id": ""})
-    body = {"data": {name: text}}
+    body = {"data": {name: scaling.entry(scaling.REMOVED, time.time(), "")}}
     try:
-        client.call("PATCH", f"{path}/{_KEPT_OFF}", body, None, kube_api.MERGE)
+        client.call("PATCH", f"{path}/{scaling.KEPT_OFF}", body, None, kube_api.MERGE)
     except ApiError as error:
         if error.status != kube_api.NOT_FOUND:
             raise
         labels = {"app.kubernetes.io/managed-by": "gpunodes"}
-        client.call("POST", path, {"metadata": {"name": _KEPT_OFF, "labels": labels}, **body})
+        client.call("POST", path, {"metadata": {"name": scaling.KEPT_OFF, "labels": labels}, **body})
     return [
         f"the autoscaler leaves {name} alone; `gpunodes autoscale up` takes the password of its BMC from the cluster"
     ]
