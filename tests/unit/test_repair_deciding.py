@@ -324,7 +324,11 @@ def test_no_control_plane_is_repaired_while_the_etcd_of_another_one_is_away() ->
     selected = [place.all_machines()[0]]
     (found,) = commands.run(place, selected, request, lambda *_: None).machines
     assert found.decision is Decision.REPAIR
-    place.api.pods["etcd-w1"]["status"]["conditions"][0]["status"] = "False"
-    (found,) = commands.run(place, selected, request, lambda *_: None).machines
-    assert found.decision is Decision.WAIT
-    assert found.why.startswith("w1 of the control plane is unavailable")
+    ready = place.api.pods["etcd-w1"]
+    for lacking in (False, True):
+        ready["status"]["conditions"][0]["status"] = "False"
+        if lacking:
+            del place.api.pods["etcd-w1"]
+        (found,) = commands.run(place, selected, request, lambda *_: None).machines
+        assert found.decision is Decision.WAIT
+        assert found.why.startswith("w1 of the control plane is unavailable")

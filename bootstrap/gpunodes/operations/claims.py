@@ -64,7 +64,6 @@ class Claim:
         """Held while Leases are taken: which ones follows from ``_known`` and ``_nodes``."""
         self._end = threading.Event()
         """The Leases are not to be taken any more."""
-        self._late: threading.Thread | None = None
         self._refused: Held | None = None
         """Why a machine's Lease could not be taken late: another command holds it."""
         self.lock: group_lock.GroupLock | None = None
@@ -125,8 +124,7 @@ class Claim:
 
     def take_late(self) -> None:
         """Take the Leases in the background, as soon as the API responds; until then the lock over SSH is the lock."""
-        self._late = threading.Thread(target=self._keep_trying, daemon=True)
-        self._late.start()
+        threading.Thread(target=self._keep_trying, daemon=True).start()
 
     def _keep_trying(self) -> None:
         refused = 0
@@ -136,13 +134,18 @@ class Claim:
                 with self._mutex:
                     if not self._end.is_set():
                         self._take_all(nodes)
-                        self._nodes, self._refused = nodes, None
+                        self._nodes = nodes
+                if self._end.is_set():
+                    # The command has ended without waiting for this.
+                    self._leases.release_all()
                 return
             except Held as problem:
                 # Work on other machines, which began with the API, is waited for. A command that finds the lock over
                 # SSH releases its Leases again: only the second refusal counts.
                 refused = refused + 1 if problem.what.lower() in self._locked(nodes) else 0
-                self._refused = problem if refused > 1 else None
+                if refused > 1:
+                    self._refused = problem
+                    return
             except GpunodesError:
                 # The program of the connection has read the kubeconfig once; there may be another one by now.
                 self._session.close()
@@ -159,7 +162,9 @@ class Claim:
         """
         if at_work:
             self._worked = locks.clock()
-        problems = [self.lock.lost() if self.lock else None, self._leases.lost(), self._refused]
+        # Without nodes the lock over SSH is the lock, also while a first attempt to take Leases is not complete.
+        leases = self._leases.lost() if self._nodes is not None else self._refused
+        problems = [self.lock.lost() if self.lock else None, leases]
         unsure = [each for each in problems if isinstance(each, Unsure | locks.Unresponsive)]
         sure = next((each for each in problems if each and each not in unsure), None)
         continues = (
@@ -170,14 +175,15 @@ class Claim:
 
     def _may_stop_api(self, nodes: Sequence[Node] | None) -> bool:
         """Whether the API may stop because the command changes control planes; ``nodes`` are None without an API."""
-        total = sum(node.control_plane for node in nodes or ()) or self._total
+        total = self._total if nodes is None else sum(node.control_plane for node in nodes)
         return self.exclusive and total - len(self._changed) <= total // 2
 
     def close(self) -> None:
         """Release the Leases."""
         self._end.set()
-        if self._late is not None:
-            self._late.join(PATIENCE_S)
+        # While the thread takes Leases: not for its other requests, to which a hung machine may not respond.
+        if self._mutex.acquire(timeout=PATIENCE_S):
+            self._mutex.release()
         self._leases.release_all()
         self._leases.close()
 

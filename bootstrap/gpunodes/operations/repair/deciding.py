@@ -59,8 +59,8 @@ class Choice:
         controls = any(each.named and each.node and each.node.control_plane for each in candidates)
         if not self.command.cluster or not controls:
             return found
-        lacking = self.command.cluster.without_etcd()
-        return [replace(each, ready=each.ready and not (each.control_plane and each.name in lacking)) for each in found]
+        lacking = self.command.cluster.without_etcd(found)
+        return [replace(each, ready=each.ready and each.name not in lacking) for each in found]
 
     def scan_again(self, names: Sequence[str]) -> None:
         """Scan machines again that waited for their repair; their repairs use the new scans, too."""
