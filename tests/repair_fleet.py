@@ -469,3 +469,21 @@ def bury(place: Fleet) -> None:
             continue  # it was released
         parts = lease["spec"]["holderIdentity"].rsplit("/", 3)
         lease["spec"]["holderIdentity"] = "/".join([parts[0], "1", "0", parts[3]])
+
+
+def control_planes(place: Fleet, *names: str) -> None:
+    """Let machines be control planes, each with a member of etcd."""
+    place._control_planes = names
+    for name in names:
+        place.api.nodes[name]["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""
+        place.api.pods[f"etcd-{name}"] = {
+            "metadata": {
+                "name": f"etcd-{name}",
+                "namespace": "kube-system",
+                "uid": f"etcd-{name}",
+                "labels": {"component": "etcd", "tier": "control-plane"},
+                "annotations": {"kubernetes.io/config.mirror": "x"},
+            },
+            "spec": {"nodeName": name},
+            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+        }

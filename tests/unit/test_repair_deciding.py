@@ -314,3 +314,21 @@ def test_without_a_group_control_plane_no_control_plane_is_repaired() -> None:
     assert found.decision is Decision.REFUSE
     assert "its node is a control plane" in found.why
     assert place.machines["w1"].done == []
+
+
+def test_no_control_plane_is_repaired_while_the_etcd_of_another_one_is_away() -> None:
+    """Its kubelet is ready, so its node is: with one more away the cluster has no majority."""
+    place = fleet(4)
+    repair_fleet.control_planes(place, "w0", "w1", "w2")
+    request = RepairRequest("repair", RepairLimits(by_hand=True), named=frozenset({"w0"}), dry_run=True)
+    selected = [place.all_machines()[0]]
+    (found,) = commands.run(place, selected, request, lambda *_: None).machines
+    assert found.decision is Decision.REPAIR
+    ready = place.api.pods["etcd-w1"]
+    for lacking in (False, True):
+        ready["status"]["conditions"][0]["status"] = "False"
+        if lacking:
+            del place.api.pods["etcd-w1"]
+        (found,) = commands.run(place, selected, request, lambda *_: None).machines
+        assert found.decision is Decision.WAIT
+        assert found.why.startswith("w1 of the control plane is unavailable")

@@ -1,12 +1,14 @@
 """The locks of a command that changes machines: their Leases, or an SSH lock if there is no API or no cluster.
 
 A command on a control plane excludes all other commands (engine/leases/). It also holds the SSH lock, since it may
-stop the API, or create it.
+stop the API, or create it. A command that finds no API takes its Leases as soon as there is one: what works in the
+cluster, as the power server of pools that scale, sees only those.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from gpunodes.engine import control_planes, group_lock, identities, locks
 from gpunodes.engine.cluster.client import Cluster
 from gpunodes.engine.cluster.errors import NoCluster, NoResponse, NoSession, OtherCluster, Refused
 from gpunodes.engine.cluster.session import Session
-from gpunodes.engine.leases.errors import Unsure
+from gpunodes.engine.leases.errors import Held, Unsure
 from gpunodes.engine.leases.held import DURATION_S, Leases
 from gpunodes.errors import GpunodesError
 from gpunodes.identity.matcher import Matcher
@@ -30,6 +32,9 @@ _PARALLEL = 32
 """SSH connections that are opened at once."""
 PATIENCE_S = DURATION_S
 """Seconds without an API after which a command continues without it: any holder of a Lease has stopped by then."""
+
+_LATE_S = 15.0
+"""Seconds between two attempts to take the Leases of a command that began without an API."""
 
 _NOT_ALLOWED = frozenset({401, 403})
 """Statuses for credentials that have ended, or that have not the rights."""
@@ -54,6 +59,13 @@ class Claim:
         self._worked = locks.clock()
         """When the command last worked on a control plane."""
         self._nodes: Sequence[Node] | None = None
+        """The nodes when the Leases were taken; None before that."""
+        self._mutex = threading.Lock()
+        """Held while Leases are taken: which ones follows from ``_known`` and ``_nodes``."""
+        self._end = threading.Event()
+        """The Leases are not to be taken any more."""
+        self._refused: Held | None = None
+        """Why a machine's Lease could not be taken late: another command holds it."""
         self.lock: group_lock.GroupLock | None = None
         self.findings: Sequence[PreflightFinding] = ()
         """Warnings about the locks."""
@@ -103,13 +115,40 @@ class Claim:
         ``lock_only``: release all Leases instead, and keep the lock over SSH, which excludes every other command, too.
         """
         if lock_only:
-            self._leases.release_all()
-            self._leases.close()
+            self.close()
             return
-        if self._nodes is None:
-            return
-        self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
-        self._take_all(self._nodes)
+        with self._mutex:
+            self._known |= {name: reported(name, self._addresses[name], each) for name, each in facts.items()}
+            if self._nodes is not None:
+                self._take_all(self._nodes)
+
+    def take_late(self) -> None:
+        """Take the Leases in the background, as soon as the API responds; until then the lock over SSH is the lock."""
+        threading.Thread(target=self._keep_trying, daemon=True).start()
+
+    def _keep_trying(self) -> None:
+        refused = 0
+        while not self._end.wait(_LATE_S):
+            try:
+                nodes = self._cluster.nodes()
+                with self._mutex:
+                    if not self._end.is_set():
+                        self._take_all(nodes)
+                        self._nodes = nodes
+                if self._end.is_set():
+                    # The command has ended without waiting for this.
+                    self._leases.release_all()
+                return
+            except Held as problem:
+                # Work on other machines, which began with the API, is waited for. A command that finds the lock over
+                # SSH releases its Leases again: only the second refusal counts.
+                refused = refused + 1 if problem.what.lower() in self._locked(nodes) else 0
+                if refused > 1:
+                    self._refused = problem
+                    return
+            except GpunodesError:
+                # The program of the connection has read the kubeconfig once; there may be another one by now.
+                self._session.close()
 
     def _take_all(self, nodes: Sequence[Node]) -> None:
         self._leases.take_all(self._locked(nodes), alone=self.exclusive, stops_api=self._may_stop_api(nodes))
@@ -123,7 +162,9 @@ class Claim:
         """
         if at_work:
             self._worked = locks.clock()
-        problems = [self.lock.lost() if self.lock else None, self._leases.lost()]
+        # Without nodes the lock over SSH is the lock, also while a first attempt to take Leases is not complete.
+        leases = self._leases.lost() if self._nodes is not None else self._refused
+        problems = [self.lock.lost() if self.lock else None, leases]
         unsure = [each for each in problems if isinstance(each, Unsure | locks.Unresponsive)]
         sure = next((each for each in problems if each and each not in unsure), None)
         continues = (
@@ -134,11 +175,15 @@ class Claim:
 
     def _may_stop_api(self, nodes: Sequence[Node] | None) -> bool:
         """Whether the API may stop because the command changes control planes; ``nodes`` are None without an API."""
-        total = sum(node.control_plane for node in nodes or ()) or self._total
+        total = self._total if nodes is None else sum(node.control_plane for node in nodes)
         return self.exclusive and total - len(self._changed) <= total // 2
 
     def close(self) -> None:
-        """Release all locks."""
+        """Release the Leases."""
+        self._end.set()
+        # While the thread takes Leases: not for its other requests, to which a hung machine may not respond.
+        if self._mutex.acquire(timeout=PATIENCE_S):
+            self._mutex.release()
         self._leases.release_all()
         self._leases.close()
 
@@ -240,6 +285,8 @@ def claimed(
         if no_api or claim.exclusive:
             lock = control_planes.lock(inventory, command, claim.holder, restarts=claim.exclusive)
             claim.lock = held.enter_context(lock)
+        if no_api:
+            claim.take_late()
         yield claim
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,7 @@ class Place:
         self.by_ssh: list[str] = []
         self.waits: list[PreflightFinding] = []
         self.machine, self.responded = "c0", False
+        self.closed = 0
         monkeypatch.setattr(control_planes, "session", lambda *_: self)
         monkeypatch.setattr(locks, "hold", self._hold)
         self.inventory: Any = SimpleNamespace(
@@ -88,7 +90,7 @@ class Place:
         return self.api.request(method, path, *more, **named)
 
     def close(self) -> None:
-        pass
+        self.closed += 1
 
     def claimed(self, machines: Sequence[Machine], command: str = "join") -> Any:
         return claims.claimed(self.inventory, machines, command, self.waits.append)
@@ -142,6 +144,153 @@ def test_the_lock_over_ssh_of_a_command_without_api_excludes_others_also_when_th
         with pytest.raises(Taken, match="another command works on this cluster: up of us"), place.claimed(WORKERS[:1]):
             pass
         assert place.locked == []
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command without an API looks for one very often."""
+    monkeypatch.setattr(claims, "_LATE_S", 0.05)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_command_that_began_without_api_takes_its_leases_as_soon_as_there_is_one(place: Place) -> None:
+    """The power server of pools sees Leases only: it switched machines off on which such a command still worked."""
+    place.status = -1
+    del place.api.nodes["w1"]
+    with place.claimed([CONTROL, *WORKERS[:2]], "up") as claim:
+        claim.take_more({"w1": {"hostname": "rack7-u3", "boot_id": "x"}})
+        closed = place.closed
+        until(lambda: place.closed > closed)  # the program there knows no kubeconfig that was made after it began
+        assert place.locked == []
+        place.status = None
+        until(lambda: place.locked == ["c0", "rack7-u3", "w0", "w1"])
+        claim.take_more({"w0": {"hostname": "rack7-u2", "boot_id": "y"}})
+        assert "rack7-u2" in place.locked
+        assert claim.lost() is None
+        with pytest.raises(Held, match="w0 is locked by `gpunodes up`"):
+            Leases(Cluster(place.api), "power server").take("w0")  # type: ignore[arg-type]  # stands in for a session
+    assert place.locked == []
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_command_that_began_without_api_ends_if_another_one_works_on_its_machine(place: Place) -> None:
+    place.status = 0
+    with place.claimed(WORKERS[:2], "up") as claim:
+        other = Leases(Cluster(place.api), "power server")  # type: ignore[arg-type]  # as above
+        other.holder = ANN
+        place.api.by_ssh = None  # the power server cannot see it
+        try:
+            other.take("w0")
+            place.status = None
+            until(claim.lost)
+            other.release_all()
+            time.sleep(0.2)
+            assert "w0 is locked by `gpunodes repair` of ann@desk" in str(claim.lost()), "until the run has ended"
+            assert place.locked == []
+        finally:
+            other.close()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_command_on_a_control_plane_that_began_without_api_waits_for_work_on_other_machines(place: Place) -> None:
+    place.status = 0
+    with place.claimed([CONTROL], "up") as claim:
+        other = Leases(Cluster(place.api), "power server")  # type: ignore[arg-type]  # as above
+        other.holder = ANN
+        place.api.by_ssh = None
+        try:
+            other.take("w0")
+            place.status = None
+            time.sleep(0.5)
+            assert claim.lost() is None
+            other.release_all()
+            until(lambda: place.locked == ["c0"])
+        finally:
+            other.close()
+
+
+@pytest.mark.usefixtures("soon")
+def test_an_incomplete_attempt_to_take_leases_late_neither_ends_the_run_nor_leaves_leases(place: Place) -> None:
+    place.status = -1
+    begun, answer, request = threading.Event(), threading.Event(), place.request
+
+    def slow(method: str, path: str, *more: Any, **named: Any) -> Response:
+        if method == "POST" and place.locked:
+            begun.set()
+            answer.wait(10)
+        return request(method, path, *more, **named)
+
+    place.request = slow  # type: ignore[method-assign]  # a stand-in
+    with place.claimed([CONTROL, *WORKERS[:2]], "up") as claim:
+        place.status = None
+        assert begun.wait(5)
+        claim._worked -= 1000
+        place.status = 0
+        time.sleep(1.2)
+        assert claim.lost() is None, "the first Lease has expired, and the lock over SSH is held"
+        place.status = None
+    answer.set()
+    until(lambda: place.locked == [])
+    time.sleep(0.3)
+    assert place.locked == []
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_end_of_a_command_does_not_wait_for_a_machine_that_hangs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "PATIENCE_S", 60.0)
+    place.status = -1
+    begun, answer, began = threading.Event(), threading.Event(), 0.0
+
+    def hang(*_: Any, **__: Any) -> Response:
+        begun.set()
+        answer.wait(60)
+        return Response(-1, None, "nobody answers", 0.0)
+
+    with place.claimed(WORKERS[:1], "up"):
+        place.request = hang  # type: ignore[method-assign]  # a stand-in
+        assert begun.wait(5)
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+    answer.set()
+
+
+@pytest.mark.usefixtures("soon")
+def test_leases_taken_before_the_first_node_is_labelled_are_those_of_work_that_stops_the_api(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controls = [Machine(f"c{index}", f"addr-c{index}", Role.CONTROL_PLANE) for index in range(3)]
+    place.inventory.control_planes = lambda: controls
+    place.inventory.machines = lambda *_: [*controls, *WORKERS]
+    held = SimpleNamespace(lost=lambda: None)
+    monkeypatch.setattr(locks, "hold", lambda *_, **__: contextlib.nullcontext(held))
+    place.api.nodes.clear()
+    place.status = -1
+    with place.claimed(controls[:1], "init-master") as claim:
+        place.status = None
+        until(lambda: place.locked == ["c0"])
+        time.sleep(0.2)
+        place.status = 0
+        until(lambda: claim.lost(at_work=True) is None and claim.unrenewed)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_command_that_replaces_the_objects_of_the_cluster_takes_no_leases(place: Place) -> None:
+    place.status = 0
+    with place.claimed([CONTROL], "etcd restore") as claim:
+        claim.take_more({}, lock_only=True)
+        place.status = None
+        time.sleep(0.3)
+        assert place.locked == []
+        assert claim.lost() is None
 
 
 def test_an_api_that_is_down_is_reported_and_waited_for(place: Place) -> None:
@@ -404,6 +553,17 @@ def test_one_command_holds_the_lock_over_ssh_and_others_get_its_name(lock_file: 
     assert command_lock.holder(str(lock_file)) is None
     with locks.hold("here", {}, "join"):
         pass
+
+
+def test_a_lock_file_that_cannot_be_read_is_not_free(lock_file: Path) -> None:
+    lock_file.mkdir()
+    assert command_lock.holder(str(lock_file)) == {}
+    lock_file.rmdir()
+    lock_file.write_text("no JSON")
+    with lock_file.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert command_lock.holder(str(lock_file)) == {}
+    assert command_lock.holder(str(lock_file)) is None
 
 
 @pytest.mark.parametrize(

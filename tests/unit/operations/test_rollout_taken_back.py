@@ -10,7 +10,7 @@ from gpunodes.autoscale.state import MachineState, Phase
 from gpunodes.errors import ExitCode
 from gpunodes.operations.rolling.work import Target
 
-from tests.repair_fleet import Fleet, fleet
+from tests.repair_fleet import control_planes, fleet
 from tests.rollout_fleet import MemoryWork, hurry, known, outcomes, roll_out
 
 
@@ -62,24 +62,6 @@ def test_a_canary_that_the_autoscaler_switches_off_when_it_is_idle_is_healthy(mo
     result = roll_out(place, work, canary=1, soak_s=0.2)
     assert result.exit_code is ExitCode.DONE, result.stopped
     assert "apply" in work.stages("w1")
-
-
-def control_planes(place: Fleet, *names: str) -> None:
-    """Let machines be control planes, each with a member of etcd."""
-    place._control_planes = names
-    for name in names:
-        place.api.nodes[name]["metadata"]["labels"]["node-role.kubernetes.io/control-plane"] = ""
-        place.api.pods[f"etcd-{name}"] = {
-            "metadata": {
-                "name": f"etcd-{name}",
-                "namespace": "kube-system",
-                "uid": f"etcd-{name}",
-                "labels": {"component": "etcd", "tier": "control-plane"},
-                "annotations": {"kubernetes.io/config.mirror": "x"},
-            },
-            "spec": {"nodeName": name},
-            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-        }
 
 
 def test_no_second_control_plane_is_rebooted_while_the_etcd_of_the_first_is_away() -> None:

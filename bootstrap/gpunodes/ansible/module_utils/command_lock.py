@@ -71,13 +71,15 @@ def _print_holder(holder: Any) -> None:
 
 
 def holder(path: str = PATH) -> Any:
-    """What the holder of the lock has written into the lock file; None where the lock is free."""
+    """What the holder has written into the lock file; None where the lock is free, {} if that is unknown."""
     try:
         with open(path, "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return json.loads(file.read(_MAX_BYTES) or b"{}")
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError):
-        pass
+        return {}
     return None

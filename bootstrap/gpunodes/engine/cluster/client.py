@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -51,15 +51,22 @@ class Cluster(Api):
         found = self._find(nodes.path(name), wait=wait)
         return nodes.parse(found, self._pool_label) if found is not None else None
 
-    def without_etcd(self) -> frozenset[str]:
-        """The nodes whose member of etcd, a static pod, is not ready; a worker can make itself such a pod, too."""
+    def without_etcd(self, nodes: Iterable[Node]) -> frozenset[str]:
+        """The control planes among ``nodes``, all nodes, whose member of etcd is not ready; none if etcd is elsewhere.
+
+        A member is a static pod; a worker can make itself such a pod, too.
+        """
         keep = ("metadata.name", "metadata.namespace", "spec.nodeName", "status.conditions")
         found = self._list(f"/api/v1/pods?{urlencode({'labelSelector': 'component=etcd,tier=control-plane'})}", keep)
-        return frozenset(
-            str((each.get("spec") or {}).get("nodeName"))
-            for each in found
-            if each["metadata"].get("namespace") == "kube-system" and not pods.is_ready(each)
-        )
+        members: dict[str, bool] = {}
+        for each in found:
+            if each["metadata"].get("namespace") == "kube-system":
+                node = str((each.get("spec") or {}).get("nodeName"))
+                members[node] = members.get(node, True) and pods.is_ready(each)
+        controls = {each.name for each in nodes if each.control_plane}
+        if controls.isdisjoint(members):
+            return frozenset()
+        return frozenset(name for name in controls if not members.get(name, False))
 
     def cordon(self, name: str, repair: str, reason: str, now: float, check: Check = lambda: None) -> bool:
         """Cordon a node for a repair; False if its cordon is not that of a repair, or it is in maintenance.

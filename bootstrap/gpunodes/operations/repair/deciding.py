@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpunodes.engine import history
 from gpunodes.engine.history import MachineHistory
@@ -50,7 +51,16 @@ class Choice:
             if machine.name in self.scans and machine.name not in names and not self.repairs.recovered(machine.name):
                 with contextlib.suppress(Exception):
                     others.append(self._candidate(machine, state))
-        return policy.decide(candidates, list(state.nodes.values()), command.request.limits, command.now(), others)
+        return policy.decide(candidates, self._nodes(candidates, state), command.request.limits, command.now(), others)
+
+    def _nodes(self, candidates: Sequence[RepairCandidate], state: ClusterState) -> list[Node]:
+        """All nodes; where a control plane may be repaired, those whose member of etcd is away are not ready."""
+        found = list(state.nodes.values())
+        controls = any(each.named and each.node and each.node.control_plane for each in candidates)
+        if not self.command.cluster or not controls:
+            return found
+        lacking = self.command.cluster.without_etcd(found)
+        return [replace(each, ready=each.ready and each.name not in lacking) for each in found]
 
     def scan_again(self, names: Sequence[str]) -> None:
         """Scan machines again that waited for their repair; their repairs use the new scans, too."""

@@ -278,7 +278,8 @@ def _unready(tools: Tools, record: RolloutRecord, boot_id: str = "") -> str:
     try:
         why = verification.unready(tools.command.cluster.node(record.node), record.capacity, boot_id)
         if not why and tools.command.is_control_plane(record.machine):
-            why = "its member of etcd is not ready" if record.node in tools.command.cluster.without_etcd() else ""
+            cluster = tools.command.cluster
+            why = "its member of etcd is not ready" if record.node in cluster.without_etcd(cluster.nodes()) else ""
         return why
     except NoResponse as problem:
         return str(problem)
