@@ -20,6 +20,10 @@ _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 RUN = "gpunodes.dev/run"
 """Annotation of a token: the run that uses it, by its name as a holder of Leases."""
 _DESCRIPTION = "Z3B1bm9kZXMgam9pbg=="  # base64 of "gpunodes join"
+_TRIED = "gpunodes.dev/tried"
+"""Annotation of a token that was not signed at once: when it was last changed, in seconds since 1970."""
+_AGAIN_S = 15.0
+"""Seconds after which the controller manager is reminded of a token."""
 PATIENCE_S = 300
 """Deleting a token must succeed: wait longer for a busy API server than elsewhere."""
 
@@ -62,6 +66,7 @@ def create(ttl_s: int, limit_s: float, run: str = "", names: Sequence[str] = ())
         },
     )
     deadline = time.monotonic() + limit_s
+    again = time.monotonic() + _AGAIN_S
     while True:
         # The controller manager signs cluster-info with each token; a join that starts earlier waits much longer.
         signed = client.get("/api/v1/namespaces/kube-public/configmaps/cluster-info")["data"]
@@ -74,6 +79,12 @@ def create(ttl_s: int, limit_s: float, run: str = "", names: Sequence[str] = ())
                 "a working controller manager",
                 "see `kubectl -n kube-system get pods` on the control plane",
             )
+        if time.monotonic() > again:
+            # Its signer drops a failed update, as of credentials that ended while the machine slept, until the next
+            # change of a token (pkg/controller/bootstrap/bootstrapsigner.go, updateConfigMap).
+            change = {"metadata": {"annotations": {_TRIED: str(int(time.time()))}}}
+            client.call("PATCH", f"{_SECRETS}/bootstrap-token-{name}", change, content_type=kube_api.MERGE)
+            again = time.monotonic() + _AGAIN_S
         time.sleep(0.3)
 
 
